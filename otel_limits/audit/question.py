@@ -29,7 +29,7 @@ LEVEL: Final = "level"
 """JSON key of a row's depth in a tree."""
 
 KEY_KINDS: Final[Mapping[str, CellKind]] = {
-    **dict.fromkeys(("trace", "invocation", "root"), "id"),
+    **dict.fromkeys(("trace", "invocation", "root", "task"), "id"),
     **dict.fromkeys(PERIODS, "date"),
 }
 

@@ -562,7 +562,7 @@ class InvocationInProgress(Admission):
 
     def close_span(self, error: BaseException | None) -> None:
         """Write the end into the span, and end it."""
-        write_end(self.span, self.run)
+        write_end(self.span, self.run, is_interrupted=bool(self.interrupts))
         end_span(self.span, error or self.raised_error())
 
     def raised_error(self) -> LimitReachedError | None:

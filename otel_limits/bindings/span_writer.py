@@ -39,11 +39,19 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
 
 
 @suppress_errors("span")
-def write_end(span: trace.Span | None, run: Run) -> None:
-    """Write the cost of an invocation, and its would-be halt, to its live span."""
+def write_end(span: trace.Span | None, run: Run, *, is_interrupted: bool = False) -> None:
+    """Write the cost of an invocation, and its would-be halt, to its live span.
+
+    Args:
+        span: Its span.
+        run: The invocation.
+        is_interrupted: It ends with interrupts, whose answers continue its task.
+    """
     if span is None or not span.is_recording():
         return
     attributes = cost_of(run)
+    if is_interrupted or run.task.resumes:
+        attributes[semconv.TASK_ID] = run.task.id
     if run.action == "observed" and run.verdict is not None:
         # Not as the stop reason, which is the framework's.
         attributes[semconv.STOP_WOULD_BE] = run.verdict.reason

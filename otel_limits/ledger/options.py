@@ -13,7 +13,7 @@ LEDGER_SYNCS: Final[tuple[LedgerSync, ...]] = ("invocation", "call", "background
 OWN_NAMES: Final = (
     "agent", "model", "provider", "session", "conversation", "state",
     "hour", "day", "week", "month",
-    "trace", "invocation", "root", "reason", "action", "limit", "tool", "side",
+    "trace", "invocation", "root", "task", "reason", "action", "limit", "tool", "side",
 )  # fmt: skip
 """Properties that need not be chosen as audit keys."""
 

@@ -53,6 +53,7 @@ KEPT: Final = frozenset(
         TOOL_NAME,
         TOOL_STATUS,
         *SESSIONS,
+        semconv.TASK_ID,
         semconv.STOP_REASON,
         semconv.STOP_ACTION,
         semconv.STOP_MESSAGE,

@@ -91,6 +91,7 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
         "id": invocation.id,
         "root_id": invocation.root_id,
         "parent_id": invocation.parent_id,
+        "task_id": invocation.task_id or invocation.id,
         "agent": name(invocation.agent),
         "session_id": name(started.session_id) if started.session_id is not None else None,
         "conversation": invocation.conversation or None,

@@ -40,6 +40,7 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("id", TEXT, primary_key=True),
     sa.Column("root_id", TEXT, nullable=False, index=True),
     sa.Column("parent_id", TEXT),
+    sa.Column("task_id", TEXT, nullable=False),
     sa.Column("agent", TEXT, nullable=False),
     sa.Column("session_id", TEXT),
     # Its hash.
@@ -181,10 +182,15 @@ PARTIAL_INDEXES: Final = (
     ON otel_limits_invocations (started_us)
     WHERE ended_us IS NULL
     """,
+    """
+    CREATE INDEX ix_otel_limits_invocations_resumed
+    ON otel_limits_invocations (task_id)
+    WHERE task_id <> id
+    """,
 )
 """For the few calls without a measured size; for calls that a killed worker did not settle; for
-imported rows, which only their span IDs identify; for the few tool calls at a cap; and for
-invocations without an end.
+imported rows, which only their span IDs identify; for the few tool calls at a cap; for invocations
+without an end; and for those that continue the task of another one.
 
 Text, since SQLAlchemy's own partial indexes import every dialect that they name.
 """

@@ -54,6 +54,7 @@ def attributes_of(halt: Halt) -> dict[str, AnyValue]:
     attributes: dict[str, AnyValue] = {
         semconv.AGENT_NAME: halt.invocation.agent,
         semconv.INVOCATION_ID: halt.invocation.id,
+        semconv.TASK_ID: halt.invocation.task_id,
         semconv.STOP_REASON: halt.reason,
         semconv.STOP_ACTION: halt.action,
     }

@@ -20,6 +20,7 @@ OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 REQUEST_MODEL: Final = "gen_ai.request.model"
 
 INVOCATION_ID: Final = "otel_limits.invocation.id"
+TASK_ID: Final = "otel_limits.task.id"
 STOP_REASON: Final = "otel_limits.stop.reason"
 STOP_ACTION: Final = "otel_limits.stop.action"
 STOP_MESSAGE: Final = "otel_limits.stop.message"

@@ -183,7 +183,7 @@ class ClassPatcher:
             error: Exception | None = None,
             cancellation: BaseException | None = None,
         ) -> Any:
-            self._ending(agent)
+            self._ending(agent, response)
             try:
                 return original(agent, response, error, cancellation)
             # Also if ending the span fails: otherwise the invocation would never end, and the next
@@ -194,9 +194,10 @@ class ClassPatcher:
         return end
 
     @suppress_errors("binding")
-    def _ending(self, agent: Agent) -> None:
+    def _ending(self, agent: Agent, response: Any) -> None:
         if (live := self._module("invocations").live_of(agent)) is not None:
-            write_end(agent.trace_span, live.run)
+            is_interrupted = bool(getattr(response, "interrupts", None))
+            write_end(agent.trace_span, live.run, is_interrupted=is_interrupted)
 
     @suppress_errors("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:
