@@ -25,6 +25,7 @@ from otel_limits.quotas.store import (
     Demand,
     Operation,
     PermanentStoreError,
+    ReadConversation,
     ReadCounts,
     Renew,
     Reply,
@@ -192,6 +193,20 @@ class StoreClient:
             future.cancel()
             raise StoreError("quota store timeout") from None
 
+    async def converse(
+        self, operation: ReadConversation, on_reply: Callable[[Future[Reply]], object]
+    ) -> None:
+        """Read the record of a conversation.
+
+        Args:
+            operation: What to read.
+            on_reply: Is called with the reply, also if it comes too late for this call.
+
+        Raises:
+            StoreError: The store did not answer in time.
+        """
+        await self._ask(operation, self._clock.now() + self._timeout, on_reply)
+
     def settle_later(self, reservation: QuotaReservation) -> None:
         """Settle a reservation without waiting."""
         self.executor.send(settlement_of(reservation))
@@ -251,13 +266,19 @@ class StoreClient:
         self._leases.close()
         self.executor.close()
 
-    async def _ask(self, operation: Operation, deadline: float) -> Reply:
+    async def _ask(
+        self,
+        operation: Operation,
+        deadline: float,
+        on_reply: Callable[[Future[Reply]], object] = lambda _: None,
+    ) -> Reply:
         """Send an operation and wait for its reply.
 
         Raises:
             StoreError: There was none in time.
         """
         future = self.executor.send(operation)
+        future.add_done_callback(on_reply)
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
             await self._wait(future, deadline)

@@ -1,0 +1,155 @@
+"""Processes that share a quota store share the sums of conversations."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias, cast
+
+import pytest
+
+from otel_limits.quotas.client import StoreClient
+from otel_limits.quotas.conversations import SharedConversations
+from otel_limits.quotas.store import KeepsConversations, StoreError, StorePlace
+from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.stores import open_shared_store
+from otel_limits.runs.clock import CLOCK
+from tests.quotas.fixtures import PATIENCE, eventually
+
+if TYPE_CHECKING:
+    from tests.quotas.fixtures import Server
+
+KEY, AGENT, IDLE = "c" * 32, "writer", 600.0
+
+
+class Process:
+    """What a process has of conversations: its connection, and what it knows."""
+
+    def __init__(self, url: str, timeout: float) -> None:
+        """Connect in the background."""
+        worker = StoreWorker(open_shared_store(StorePlace(url, timeout)))
+        self.client = StoreClient(worker, timeout, CLOCK)
+        self.client.start()
+        self.shared = SharedConversations(self.client, CLOCK)
+
+    def add(self, **parts: int) -> None:
+        """Add to the conversation."""
+        self.shared.add(KEY, AGENT, parts, IDLE)
+
+    def refresh(self) -> Mapping[str, int]:
+        """Read the conversation, as before the first call of an invocation."""
+        asyncio.run(self.shared.refresh(KEY, IDLE))
+        return self.known
+
+    @property
+    def known(self) -> Mapping[str, int]:
+        """The sums that decide about the next call."""
+        return self.shared.sums(KEY)
+
+    def can_refresh(self) -> bool:
+        """Whether the store answers."""
+        try:
+            self.refresh()
+        except StoreError:
+            return False
+        return True
+
+
+Start: TypeAlias = Callable[..., Process]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start processes with a store."""
+    processes: list[Process] = []
+
+    def begin(server: Server, timeout: float = PATIENCE) -> Process:
+        processes.append(Process(server.url, timeout))
+        return processes[-1]
+
+    yield begin
+    for each in processes:
+        each.client.close()
+
+
+def test_a_process_counts_on_from_the_sums_of_another(start: Start, server: Server) -> None:
+    """It reads them before its first call, also if it has just been restarted."""
+    first, second = start(server), start(server)
+    assert first.refresh() == {}
+    first.add(turns=1, tokens=10)
+    first.add(turns=1, tokens=5)
+    first.refresh()
+    assert second.refresh() == {"turns": 2, "tokens": 15}
+    first.client.close()
+    assert start(server).refresh() == {"turns": 2, "tokens": 15}
+
+
+def test_a_process_counts_its_own_additions_before_the_reply(start: Start, server: Server) -> None:
+    """In one process the sums are exact."""
+    process = start(server)
+    process.refresh()
+    for number in range(1, 21):
+        process.add(turns=1)
+        assert process.known == {"turns": number}
+    assert process.refresh() == {"turns": 20}
+
+
+def test_the_reply_to_an_addition_has_the_calls_of_others(start: Start, server: Server) -> None:
+    """A long invocation notices those of another process without reading again."""
+    first, second = start(server), start(server)
+    first.refresh()
+    second.refresh()
+    for _ in range(3):
+        second.add(turns=1)
+    second.refresh()
+    first.add(turns=1)
+    eventually(lambda: first.known == {"turns": 4}, lambda: first.known)
+
+
+def test_an_operators_reset_reaches_every_process(start: Start, server: Server) -> None:
+    """With its next invocation the conversation begins anew."""
+    process = start(server)
+    process.add(turns=7)
+    assert process.refresh() == {"turns": 7}
+    store = cast("KeepsConversations", open_shared_store(StorePlace(server.url, PATIENCE)))
+    assert store.forget_conversation(KEY)
+    store.close()
+    assert process.refresh() == {}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_additions_of_an_outage_count_here_at_once_and_everywhere_afterwards(
+    start: Start, own_server: Server
+) -> None:
+    """The server hangs, so it may have applied some of them already: each counts once."""
+    process = start(own_server, 0.5)
+    eventually(process.can_refresh)
+    process.add(turns=1)
+    assert process.refresh() == {"turns": 1}
+    own_server.freeze()
+    process.add(turns=10)
+    with pytest.raises(StoreError):
+        process.refresh()
+    process.add(turns=100)
+    assert process.known == {"turns": 111}
+    own_server.thaw()
+    eventually(process.can_refresh)
+    assert process.known == {"turns": 111}
+    assert start(own_server).refresh() == {"turns": 111}
+
+
+@pytest.mark.usefixtures("faulty")
+def test_server_that_lost_its_data_has_only_the_additions_after_it(
+    start: Start, own_server: Server
+) -> None:
+    """Conversations are not rebuilt: this process continues from what the store has."""
+    process = start(own_server, 0.5)
+    eventually(process.can_refresh)
+    process.add(turns=1)
+    process.refresh()
+    own_server.stop()
+    process.add(turns=10)
+    assert process.known == {"turns": 11}
+    own_server.start()
+    eventually(process.can_refresh)
+    assert process.known == {"turns": 10}
