@@ -153,6 +153,7 @@ class InvocationInProgress(Admission):
         policy: Policy | None = None,
         attributes: Mapping[str, object] = MappingProxyType({}),
         session_id: str | None = None,
+        conversation: str | None = None,
         note: str = "",
         span: trace.Span | None = None,
         model: str | None = None,
@@ -167,7 +168,8 @@ class InvocationInProgress(Admission):
             agent: The name of the agent.
             policy: Its policy, if that differs from the one of its name.
             attributes: Attributes for quotas and the audit.
-            session_id: The ID of its conversation, if any.
+            session_id: The ID of its session, if any.
+            conversation: The ID of its conversation, if that is not its session.
             note: A remark on the name for the log.
             span: The framework's own span of it, if it makes one, even if that is not recorded.
             model: The ID of its model, if it has one model.
@@ -188,6 +190,7 @@ class InvocationInProgress(Admission):
             model=model,
             traced=has_own_span or context.is_valid,
             session_id=session_id,
+            conversation=(session_id or "") if conversation is None else conversation,
             attributes=audited(attributes, host.runs.audit_keys),
             note=note,
             answers=answers,

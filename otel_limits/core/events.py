@@ -69,7 +69,7 @@ class Invocation:
     task_id: str = ""
     """The first invocation of its task: each answer to an interrupt is a further one."""
     conversation: str = ""
-    """The hash of its conversation; empty if it has none."""
+    """Hash of its conversation, or of that of the invocation around it; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, new_tree
+from otel_limits.runs.conversations import conversation_hash
 from otel_limits.runs.current import current, current_scope, leave_all
 from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
@@ -125,6 +126,7 @@ class RunRegistry(Services):
         direct: bool = False,
         traced: bool = True,
         session_id: str | None = None,
+        conversation: str = "",
         attributes: Mapping[str, str] | None = None,
         note: str = "",
         answers: Iterable[str] = (),
@@ -146,6 +148,7 @@ class RunRegistry(Services):
             direct: It is a request without an agent loop.
             traced: It has a span.
             session_id: Its session.
+            conversation: The ID of its conversation, of any length; empty if it has none. One within another invocation belongs to that one's.
             attributes: Values of the audit keys.
             note: A remark for the log.
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
@@ -171,6 +174,7 @@ class RunRegistry(Services):
                 span_id=f"{span_id:016x}" if span_id else None,
                 sampled=sampled,
                 task_id=task.id,
+                conversation=_conversation(parent, agent, conversation),
             ),
             task,
             self._trees(parent, policy, task, before),
@@ -192,13 +196,17 @@ class RunRegistry(Services):
         self._publish_start(run, model, session_id, attributes or {}, note)
         return run
 
-    def group(self, name: str, policy: Policy, answers: Iterable[str] = ()) -> Group:
+    def group(
+        self, name: str, policy: Policy, answers: Iterable[str] = (), conversation: str = ""
+    ) -> Group:
         """Start a group of agents that run together, possibly with answers to its interrupts."""
         parent, before = current(), self._interrupted(policy, answers)
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
         trees = self._trees(parent, policy, task, before)
-        group = Group(name, identity, task, trees, parent)
+        group = Group(
+            name, identity, task, trees, parent, _conversation(parent, name, conversation)
+        )
         with self.lock:
             for tree in group.trees:
                 tree.members += 1
@@ -324,6 +332,13 @@ class RunRegistry(Services):
 
     def _over_capacity(self, oldest: Run) -> bool:
         return len(self._live) > self._max_live or self.now() - oldest.started > self._max_age
+
+
+def _conversation(parent: Run | Group | None, agent: str, identity: str) -> str:
+    """Return the hash of a conversation: of that around an invocation, or else its own."""
+    if parent is not None and parent.invocation.conversation:
+        return parent.invocation.conversation
+    return conversation_hash(agent, identity) if identity else ""
 
 
 LIVE: Final = RunRegistry()

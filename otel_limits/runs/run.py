@@ -142,12 +142,17 @@ class Group:
         task: Task,
         trees: tuple[Budget, ...],
         parent: Run | Group | None,
+        conversation: str = "",
     ) -> None:
         """Create a group within these budget trees, innermost first."""
         # The root is passed on, so that all rows of a tree have one ID.
         root_id = parent.invocation.root_id if parent else identity
         self.invocation: Invocation = Invocation(
-            agent=name, id=identity, root_id=root_id, task_id=task.id
+            agent=name,
+            id=identity,
+            root_id=root_id,
+            task_id=task.id,
+            conversation=conversation,
         )
         self.task = task
         """Has the tree that begins with the group, if one does, and its hand-offs."""

@@ -246,6 +246,7 @@ class GraphCall:
             name,
             attributes=attributes,
             session_id=None if thread is None else str(thread),
+            conversation=conversation_of(within),
             answers=[self._place + each for each in answers],
             more=more,
             note=UNNAMED if name == DEFAULT_NAME else "",
@@ -552,6 +553,14 @@ def place_of(agent: str, configurable: Mapping[str, Any]) -> str:
     """
     thread, space = configurable.get("thread_id"), _space_of(configurable)
     return json.dumps(["langgraph", str(thread), space, agent])
+
+
+def conversation_of(configurable: Mapping[str, Any]) -> str:
+    """Return the ID of a graph's conversation: its thread and the namespace there."""
+    thread = str(configurable.get("thread_id") or "")
+    # Without the IDs of tasks, which differ each time: `researcher:1c0…|writer:9f2…`.
+    spaces = str(configurable.get("checkpoint_ns") or "").split("|")
+    return json.dumps([thread, *(each.partition(":")[0] for each in spaces)]) if thread else ""
 
 
 def _space_of(configurable: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from otel_limits.bindings.strands.approval import (
     keys_of,
 )
 from otel_limits.bindings.strands.marks import stops_of
+from otel_limits.bindings.strands.private import session_of
 from otel_limits.bindings.strands.projection import ConversationTokens
 from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.requests import call_to
@@ -25,7 +28,7 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Verdict
-from otel_limits.runs.current import CURRENT
+from otel_limits.runs.current import CURRENT, current
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from opentelemetry import trace
     from strands.agent import AgentResult
     from strands.agent.agent import Agent
+    from strands.bidi import BidiAgent
     from strands.hooks import HookRegistry
     from strands.middleware import InvokeModelContext
     from strands.types.content import Message
@@ -112,6 +116,7 @@ class StrandsInvocation(InvocationInProgress):
             policy=policy,
             attributes=agent.trace_attributes,
             session_id=agent.session_id,
+            conversation=conversation_of(agent),
             span=span,
             model=model_id(agent.model),
             agent_ref=weakref.ref(agent),
@@ -225,6 +230,8 @@ class AgentState:
         self.requested: dict[tuple[int, str], ToolCallInProgress] = {}
         """Its tools, from request to end."""
         self.tokens = ConversationTokens()
+        self.conversation = ""
+        """Identifies the conversation in its messages; empty before the first."""
         self.lock = threading.Lock()
         """Held while an invocation is removed: a later cancel would hit the next one."""
 
@@ -287,6 +294,22 @@ class AgentStates:
 
 
 STATES = AgentStates()
+
+
+@suppress_errors("binding")
+def conversation_of(agent: Agent | BidiAgent) -> str | None:
+    """Return the ID of an agent's conversation: of its session, or else of its own messages."""
+    if session := session_of(agent):
+        return json.dumps([session, agent.agent_id])
+    # An agent that another one uses may serve the conversations of all users.
+    if current() is not None:
+        return ""
+    state = STATES.of(agent)
+    # A vendor keeps the messages of a stateful model.
+    is_new = not (agent.messages or getattr(agent.model, "stateful", False))
+    if is_new or not state.conversation:
+        state.conversation = secrets.token_hex()
+    return state.conversation
 
 
 def live_of(agent: object) -> StrandsInvocation | None:
@@ -382,6 +405,7 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
         model=model_id(agent.model),
         direct=True,
         session_id=agent.session_id,
+        conversation=conversation_of(agent) or "",
         attributes=audited(agent.trace_attributes, runs.audit_keys),
     )
     STATES.of(agent).direct.append(run)

@@ -290,9 +290,9 @@ class ClassPatcher:
         approval.watch_group(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
-        answers = approval.keys_of_group(group, answered_ids(task))
-        approval.recall_task(group, answers)
-        return host.runs.group(name, host.policy(name), answers)
+        answers = self._module("approval").keys_of_group(group, answered_ids(task))
+        session = getattr(getattr(group, "session_manager", None), "session_id", None)
+        return host.runs.group(name, host.policy(name), answers, str(session or ""))
 
     @suppress_errors("binding")
     def _group_ended(self, scope: Group, group: Any, interrupts: list[str]) -> None:

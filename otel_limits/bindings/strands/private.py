@@ -124,6 +124,18 @@ PRIVATE_NAMES: Final = (
     ),
     PrivateName(
         AGENT,
+        "Agent()._session_manager",
+        "Shows whether an agent has a session: its public ID is random if it has none.",
+        "An agent's conversation ends with the agent object, although its session does not.",
+    ),
+    PrivateName(
+        REALTIME_AGENT,
+        "BidiAgent()._session_manager",
+        "The same for realtime agents.",
+        "An agent's conversation ends with the agent object, although its session does not.",
+    ),
+    PrivateName(
+        AGENT,
         "Agent()._deferred_cancel",
         "The loop will end after these tools anyway.",
         "A natural end at the cap counts as a halt.",
@@ -240,6 +252,11 @@ def interrupt_state(owner: Any) -> Any:
     """Return the interrupt state of an agent or group while it has interrupts, else `None`."""
     state = getattr(owner, "_interrupt_state", None)
     return state if getattr(state, "activated", False) else None
+
+
+def session_of(agent: Agent | BidiAgent) -> str:
+    """Return the ID of an agent's session; empty if it has no session manager."""
+    return str(getattr(getattr(agent, "_session_manager", None), "session_id", None) or "")
 
 
 def will_end_anyway(agent: Agent) -> bool:

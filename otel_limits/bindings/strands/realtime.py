@@ -30,7 +30,7 @@ from strands.bidi.types import (
 from otel_limits.bindings.admission import IMMEDIATE
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
-from otel_limits.bindings.strands.invocations import STATES
+from otel_limits.bindings.strands.invocations import STATES, conversation_of
 from otel_limits.bindings.strands.marks import mark
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
@@ -120,6 +120,7 @@ class RealtimeInvocation(InvocationInProgress):
             STRANDS.host,
             agent.name,
             session_id=agent.session_id,
+            conversation=conversation_of(agent),
             span=session_span(agent) or trace.INVALID_SPAN,
             model=model_id(agent.model),
             agent_ref=weakref.ref(agent),
