@@ -186,26 +186,30 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        future = self.executor.send(look)
+        return self._wait_blocking(self.executor.send(look)).states[0]
+
+    def _wait_blocking(self, future: Future[Reply]) -> Reply:
         try:
-            return future.result(self._timeout).states[0]
+            return future.result(self._timeout)
         except TimeoutError:
             future.cancel()
             raise StoreError("quota store timeout") from None
 
-    async def converse(
+    def ask_conversation(
         self, operation: ReadConversation, on_reply: Callable[[Future[Reply]], object]
     ) -> None:
-        """Read the record of a conversation.
+        """Read the record of a conversation, blocking this thread.
 
         Args:
             operation: What to read.
-            on_reply: Is called with the reply, also if it comes too late for this call.
+            on_reply: Is called with the reply, also if that comes too late for this call.
 
         Raises:
-            StoreError: The store did not answer in time.
+            StoreError: The store did not answer.
         """
-        await self._ask(operation, self._clock.now() + self._timeout, on_reply)
+        future = self.executor.send(operation)
+        future.add_done_callback(on_reply)
+        self._on_reply(self._wait_blocking(future))
 
     def settle_later(self, reservation: QuotaReservation) -> None:
         """Settle a reservation without waiting."""
@@ -266,19 +270,13 @@ class StoreClient:
         self._leases.close()
         self.executor.close()
 
-    async def _ask(
-        self,
-        operation: Operation,
-        deadline: float,
-        on_reply: Callable[[Future[Reply]], object] = lambda _: None,
-    ) -> Reply:
+    async def _ask(self, operation: Operation, deadline: float) -> Reply:
         """Send an operation and wait for its reply.
 
         Raises:
             StoreError: There was none in time.
         """
         future = self.executor.send(operation)
-        future.add_done_callback(on_reply)
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
             await self._wait(future, deadline)

@@ -9,23 +9,38 @@ adds is sent afterwards.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from decimal import ROUND_CEILING, Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.usage import EXACT
 from otel_limits.quotas.store import CountConversation, ReadConversation
+from otel_limits.runs.conversations import ConversationStore, ConversationSums
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from otel_limits.core.usage import Number
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.store import Reply
     from otel_limits.runs.clock import Clock
+
+PARTS_PER_USD: Final = Decimal(10**12)
+"""Stores add integers: USD are counted in 10⁻¹² USD, as in the ledger."""
+
+GRANTED: Final = "granted:"
+"""Prefix of the sums that raise a limit, whose name follows."""
+
+IN_USD: Final = ("cost", "cost_at_most", GRANTED + "max_cost_usd")
+FLAGS: Final = ("has_wrapped_up", "has_asked")
+"""Sums of which only matters whether anything was added."""
 
 MAX_KNOWN: Final = 10_000
 """Conversations that a process knows at most: those it used last."""
@@ -41,18 +56,18 @@ class KnownConversation:
     """Additions that were sent, by their operation."""
     unsent: Counter[str] = field(default_factory=Counter)
     """Additions of an outage: the store has them when it answers again."""
-    until: float = 0.0
-    """When it is idle for too long, in monotonic seconds."""
+    until: float = math.inf
+    """When it will have been idle for too long, in monotonic seconds."""
 
     def sums(self) -> Counter[str]:
         """Return the sums with what the store has yet to add."""
-        sums = self.stored + self.unsent
-        for parts in self.unanswered.values():
-            sums.update(parts)
+        sums = Counter(self.stored)
+        for parts in (self.unsent, *self.unanswered.values()):
+            sums.update(parts)  # and not +, which drops negative ones
         return sums
 
 
-class SharedConversations:
+class SharedConversations(ConversationStore):
     """The conversations that a process shares with others.
 
     Args:
@@ -74,39 +89,46 @@ class SharedConversations:
         self._numbers = itertools.count()
         self._known: OrderedDict[str, KnownConversation] = OrderedDict()
 
-    async def refresh(self, key: str, idle_seconds: float) -> None:
-        """Read the record of a conversation.
+    def read(self, key: str) -> ConversationSums | None:
+        """Return the sums of a conversation, blocking this thread; `None` if it is unknown.
 
         Raises:
-            StoreError: The store did not answer.
+            StoreError: The store did not answer. `known` still has what this process knows.
         """
-        with self._lock:
-            self._find(key, idle_seconds)
-        await self._client.converse(ReadConversation(key), partial(self._answer, key, ""))
+        is_taken_over = threading.Event()
 
-    def add(self, key: str, agent: str, parts: Mapping[str, int], idle_seconds: float) -> None:
-        """Add to the record of a conversation, without waiting."""
-        operation = f"{self._owner}-{next(self._numbers)}"
+        def answer(future: Future[Reply]) -> None:
+            self._answer(key, "", future)
+            is_taken_over.set()
+
+        self._client.ask_conversation(ReadConversation(key), answer)
+        # A future calls its callbacks after it has woken those that wait for it.
+        is_taken_over.wait()
+        return self.known(key)
+
+    def known(self, key: str) -> ConversationSums | None:
+        """Return what is known of a conversation, without asking the store; `None` if nothing."""
         with self._lock:
-            self._find(key, idle_seconds).unanswered[operation] = parts
+            sums = self._find(key).sums()
+        return sums_of(sums) if sums else None
+
+    def add(self, key: str, agent: str, part: ConversationSums, idle_seconds: float) -> None:
+        """Add to the record of a conversation, without waiting."""
+        operation, parts = f"{self._owner}-{next(self._numbers)}", parts_of(part)
+        with self._lock:
+            known = self._find(key)
+            known.unanswered[operation] = parts
+            known.until = self._clock.now() + idle_seconds
         addition = CountConversation(operation, key, agent, parts, idle_seconds)
         future = self._client.executor.send(addition)
         future.add_done_callback(partial(self._answer, key, operation))
-
-    def sums(self, key: str) -> Mapping[str, int]:
-        """Return what is known of a conversation now, without asking the store."""
-        with self._lock:
-            known = self._known.get(key)
-            return {} if known is None else known.sums()
 
     @suppress_errors("quotas")
     def _answer(self, key: str, operation: str, future: Future[Reply]) -> None:
         """Take over the reply to an operation. In the order of replies: the last one is right."""
         has_failed = future.cancelled() or future.exception() is not None
         with self._lock:
-            known = self._known.get(key)
-            if known is None:  # it was forgotten in the meantime
-                return
+            known = self._find(key)
             parts = known.unanswered.pop(operation, {})
             if has_failed:
                 known.unsent.update(parts)
@@ -115,14 +137,50 @@ class SharedConversations:
             # What an outage has kept was sent before any later operation.
             known.stored, known.unsent = Counter(record.sums if record else {}), Counter()
 
-    def _find(self, key: str, idle_seconds: float) -> KnownConversation:
+    def _find(self, key: str) -> KnownConversation:
         """Return what is known of a conversation, which is now the one used last."""
-        now = self._clock.now()
         known = self._known.pop(key, None)
-        if known is None or known.until <= now:
+        if known is None or known.until <= self._clock.now():
             known = KnownConversation()
-        known.until = now + idle_seconds
         self._known[key] = known
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
         return known
+
+
+# --- sums in a store ------------------------------------------------------------------------------
+
+
+def parts_of(sums: ConversationSums) -> dict[str, int]:
+    """Encode sums for a store, which adds integers; without zeros."""
+    values = {each.name: getattr(sums, each.name) for each in fields(sums)}
+    granted = values.pop("granted")
+    values |= {GRANTED + name: amount for name, amount in granted.items()}
+    return {name: _encoded(name, value) for name, value in values.items() if value}
+
+
+def sums_of(parts: Mapping[str, int]) -> ConversationSums:
+    """Decode the sums of a store."""
+    values = {name: _decoded(name, value) for name, value in parts.items()}
+    granted = {
+        name.removeprefix(GRANTED): value
+        for name, value in values.items()
+        if name.startswith(GRANTED)
+    }
+    known = {each.name for each in fields(ConversationSums)}
+    sums = {name: value for name, value in values.items() if name in known}
+    return ConversationSums(**sums, granted=granted)
+
+
+def _encoded(name: str, value: Number) -> int:
+    if name not in IN_USD:
+        return int(value)
+    # As shown, because a float is not exact.
+    scaled = EXACT.multiply(Decimal(str(value)), PARTS_PER_USD)
+    return int(scaled.to_integral_value(ROUND_CEILING, EXACT))
+
+
+def _decoded(name: str, parts: int) -> Any:
+    if name in FLAGS:
+        return parts > 0
+    return EXACT.divide(Decimal(parts), PARTS_PER_USD) if name in IN_USD else parts
