@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from otel_limits.runs.current import TaskScope
 
 
+UNKNOWN: Final = object()
+"""The input of an invocation that the binding does not know."""
+
+
 class LoopEndError(BaseException):
     """Ends an agent from within a model call, deep in the framework's loop.
 
@@ -157,8 +161,9 @@ class InvocationInProgress(Admission):
         note: str = "",
         span: trace.Span | None = None,
         model: str | None = None,
-        answers: Iterable[str] = (),
+        answers: Collection[str] = (),
         more: Limits | None = None,
+        given: object = UNKNOWN,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.
@@ -175,6 +180,7 @@ class InvocationInProgress(Admission):
             model: The ID of its model, if it has one model.
             answers: Keys of the interrupts that it answers: it continues their task.
             more: By how much a person has extended the limits.
+            given: The user's input, of which a hash is kept.
             state: Further fields of the binding's own class.
         """
         has_own_span = span is not None
@@ -195,6 +201,7 @@ class InvocationInProgress(Admission):
             note=note,
             answers=answers,
             more=more,
+            given="" if given is UNKNOWN else _hash_of(given) or "",
         )
         try:
             own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
@@ -540,6 +547,7 @@ class InvocationInProgress(Admission):
         if self.interrupts:
             self._await_answer()
         self._close(error)
+        self.run.judge(reason, error)
         self._finish_run(reason)
 
     @classmethod
@@ -586,6 +594,12 @@ LIVE: Final[dict[int, InvocationInProgress]] = {}
 """Invocations in progress, to end them when otel-limits is disabled.
 
 By identity: a binding may forget `eq=False`, and then its class has no hash."""
+
+
+@suppress_errors("binding")
+def _hash_of(given: object) -> str:
+    """Return the hash of an input; an error in it does not leave the invocation without limits."""
+    return fingerprint(given)
 
 
 def invocation_of_task(kind: type[P]) -> P | None:

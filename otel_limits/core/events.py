@@ -231,6 +231,17 @@ class LimitWarning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatedFailures:
+    """Ten invocations in a row had the same input and failed in the same way, without a limit."""
+
+    invocation: Invocation
+    """The last one."""
+    failures: int
+    error: str
+    """The class and the first line of the exception, or the stop reason of the halts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Halt:
     """A limit was reached: the agent was halted, or would have been (`observed`)."""
 
@@ -308,9 +319,8 @@ class Stop:
     """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)
     """Utilization of each configured limit."""
-    task: TaskUsage = NO_TASK
-    """The sums that limits count: those of all invocations of its task. The counts above are this
-    invocation's part."""
+    repeated_failures: int = field(default=0, compare=False)
+    """Its number among the failures in a row with its input; 0 if it has not failed."""
 
     @property
     def quota(self) -> QuotaRefusal | None:
@@ -439,6 +449,7 @@ Event: TypeAlias = (
     | ModelCall
     | ToolCall
     | LimitWarning
+    | RepeatedFailures
     | Halt
     | Stop
     | QuotaDecision

@@ -40,8 +40,9 @@ DURATION: Final = (
 )
 IDENTITY: Final = (
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:0x)?[0-9a-f]{16,}"
+    r"|req_[0-9a-z]{16,}"
 )
-"""UUIDs, and hexadecimal numbers of 16 digits and more."""
+"""UUIDs, hexadecimal numbers of 16 digits and more, and the request IDs of vendors."""
 
 # What follows is examined for two characters only: a longer look would be repeated for each digit.
 MOVING: Final = re.compile(
@@ -147,8 +148,8 @@ def _has_flag(text: str) -> bool:
 def without_moving_parts(text: str) -> str:
     """Return a text without what changes although nothing moves.
 
-    These are time stamps, durations, UUIDs, hexadecimal numbers of 16 digits and more, and the
-    number of an attempt. Any other number is progress, such as that of a page.
+    These are time stamps, durations, UUIDs, hexadecimal numbers of 16 digits and more, IDs of
+    requests, and the number of an attempt. Any other number is progress, such as that of a page.
     """
     return MOVING.sub("", text)
 

@@ -39,6 +39,8 @@ QUOTA_EXCEEDED_STOP_REASON: Final = "quota_exceeded"
 QUOTA_UNAVAILABLE_STOP_REASON: Final = "quota_unavailable"
 KILLED_STOP_REASON: Final = "killed"
 
+REPEATED_FAILURES: Final = "max_repeated_failures"
+
 USD: Final = "USD"
 """Unit of limits on cost."""
 
@@ -251,6 +253,16 @@ LIMITS: Final[Mapping[str, Limit]] = {
             "hand-offs in a row",
             "Consecutive hand-offs between agents, without another tool",
         ),
+        replace(
+            _loop_limit(
+                REPEATED_FAILURES,
+                "failures in a row",
+                "Consecutive invocations of a conversation with the same input and failure",
+            ),
+            # It is reached before the first model call.
+            leaves_room=False,
+            binds_side_calls=True,
+        ),
     )
 }
 """Every limit by its name, in the order of their stop reasons.
@@ -404,6 +416,7 @@ class Limits:
     max_consecutive_tool_failures: int | None = None
     max_consecutive_failures_per_tool: Mapping[str, int] | None = None
     max_consecutive_handoffs: int | None = None
+    max_repeated_failures: int | None = None
     active: tuple[tuple[Limit, Number], ...] = field(
         init=False, repr=False, compare=False, default=()
     )
@@ -520,6 +533,7 @@ class Caps(TypedDict, total=False):
     max_consecutive_tool_failures: int | None
     max_consecutive_failures_per_tool: Mapping[str, int] | None
     max_consecutive_handoffs: int | None
+    max_repeated_failures: int | None
 
 
 NO_LIMITS: Final = Limits()

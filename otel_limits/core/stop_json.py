@@ -23,8 +23,9 @@ def stop_to_json(stop: Stop) -> dict[str, Any]:
     """Return a stop as plain JSON values, with the deciding limit at the top."""
     values: dict[str, Any] = dataclasses.asdict(stop, dict_factory=_exact)
     breach = values.pop("breach") or {}
-    # Both repeat other fields, and every message of a halt is stored with a session.
-    for name in ("levels", "invocation"):
+    # Two repeat other fields, and every message of a halt is stored with a session. The third is
+    # known only at the end.
+    for name in ("levels", "invocation", "repeated_failures"):
         del values[name]
     # The deciding limit is repeated at the top, so that log queries need not look into a list.
     return {

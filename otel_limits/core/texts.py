@@ -30,6 +30,7 @@ from otel_limits.core.limits import (
     MAX_TURNS_STOP_REASON,
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
+    REPEATED_FAILURES,
     TREE_PREFIX,
     USD,
 )
@@ -96,6 +97,8 @@ LOOP_NEXT: Final[Mapping[str, str]] = {
     f"raising the limit; {EXEMPT}",
     "max_consecutive_handoffs": "Agents handed over to each other, and no other tool was used in "
     "between. Check what each of them is waiting for before raising the limit.",
+    REPEATED_FAILURES: "The last invocations had the same input and failed in the same way. Remove "
+    "the cause, or change the input, before raising the limit.",
 }
 """The observation, and the next step, by loop limit."""
 

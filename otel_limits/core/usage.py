@@ -199,6 +199,8 @@ class Tally:
     """The same for each tool that failed last."""
     consecutive_handoffs: int = 0
     """Consecutive hand-offs in the invocation's whole tree, without another tool in between."""
+    repeated_failures: int = 0
+    """Consecutive failures before the invocation that began with its input."""
 
     def since(self, before: Tally) -> Tally:
         """Return what was added to an earlier tally; loops and iterations are those of now."""

@@ -1,10 +1,10 @@
-"""Logs halts, soft limits, and once per model why it has no price."""
+"""Logs halts, soft limits, failures in a row, and once per model why it has no price."""
 
 from __future__ import annotations
 
 import logging
 
-from otel_limits.core.events import Halt, LimitWarning, ModelCall
+from otel_limits.core.events import Halt, LimitWarning, ModelCall, RepeatedFailures
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import over_resumes
 from otel_limits.core.wording import shortest
@@ -29,16 +29,17 @@ logger = logging.getLogger("otel_limits")
 
 
 class LogObserver(BaseObserver):
-    """Logs halts, reached soft limits and models without a price."""
+    """Logs halts, reached soft limits, failures in a row and models without a price."""
 
     component = "log"
 
     def __init__(self) -> None:
-        """Subscribe to halts, warnings and model calls."""
+        """Subscribe to halts, warnings, failures in a row and model calls."""
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
+            RepeatedFailures: _log_repeated_failures,
             ModelCall: self._log_unpriced,
         }
 
@@ -74,6 +75,16 @@ def _log_threshold(event: LimitWarning) -> None:
         f"{'at most ' if event.level.at_most else ''}{shortest(event.level.observed)}",
         event.level.cap,
         over_resumes(event.level, "in"),
+    )
+
+
+def _log_repeated_failures(event: RepeatedFailures) -> None:
+    logger.warning(
+        "Agent %s has failed %d times in a row with the same input, last error: %r. Set "
+        "max_repeated_failures to refuse further attempts.",
+        quoted(event.invocation.agent),
+        event.failures,
+        event.error,
     )
 
 

@@ -24,7 +24,7 @@ from otel_limits.runs.spans import Spans
 from otel_limits.runs.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from otel_limits.core.limits import Limits
     from otel_limits.core.price import Quote
@@ -129,8 +129,9 @@ class RunRegistry(Services):
         conversation: str = "",
         attributes: Mapping[str, str] | None = None,
         note: str = "",
-        answers: Iterable[str] = (),
+        answers: Collection[str] = (),
         more: Limits | None = None,
+        given: str = "",
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -153,6 +154,7 @@ class RunRegistry(Services):
             note: A remark for the log.
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
             more: By how much a person has extended the limits.
+            given: Hash of its input, if that is known.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
@@ -161,6 +163,8 @@ class RunRegistry(Services):
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
+        if not answers:  # an answer is not the input of its task
+            task.given = given
         if more is not None:
             task.extend(more)
         run = Run(
@@ -246,6 +250,7 @@ class RunRegistry(Services):
         self.lock = threading.RLock()
         self.clock.after_fork()
         self.interrupted.after_fork()
+        self.failures.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.after_fork()
         self._live.clear()

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from otel_limits.core import events
-from otel_limits.core.events import CallKind, Invocation, ModelCall, Stop, ToolCall
+from otel_limits.core.events import CUT_SHORT, CallKind, Invocation, ModelCall, Stop, ToolCall
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed, suppress_errors
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
     MAX_TOOL_CALLS_STOP_REASON,
+    REPEATED_FAILURES,
     Breach,
     Level,
     Limits,
@@ -30,6 +31,13 @@ from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Budgets, Reservation
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.dispatcher import EventDispatcher
+from otel_limits.runs.failure_rows import (
+    OWN_CAPS,
+    UNDECIDED,
+    FailureRows,
+    failure_of_error,
+    failure_of_reason,
+)
 from otel_limits.runs.tasks import InterruptedTasks
 from otel_limits.usage.normaliser import combined, counted
 
@@ -44,6 +52,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Tally
     from otel_limits.runs.budget import Budget
     from otel_limits.runs.calls import InFlightCall
+    from otel_limits.runs.failure_rows import Failure
     from otel_limits.runs.span_tree import UnreportedCall
     from otel_limits.runs.spans import Spans
     from otel_limits.runs.tasks import Task
@@ -52,9 +61,13 @@ FIRST_REPETITION: Final = {
     **dict.fromkeys(LOOP_LIMITS, 2),
     "max_no_progress_turns": 1,
     "max_consecutive_handoffs": math.inf,  # the model that would be warned is another agent's
+    REPEATED_FAILURES: math.inf,  # its model repeats nothing
 }
 """The lowest count of each loop limit that means a repetition: one call is none."""
 
+
+REPORTED_FAILURES: Final = 10
+"""Failures in a row that are reported if no limit is set."""
 
 NOTHING: Final = Reservation()
 ONE_TURN: Final = Reservation(turns=1)
@@ -98,6 +111,7 @@ class Services:
         self.clock = CLOCK
         self.now = CLOCK.now
         self.interrupted = InterruptedTasks(self.now)
+        self.failures = FailureRows(self.now)
 
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""
@@ -192,6 +206,11 @@ class Run:
     """Stop reason of the last leg that ended."""
     released = False
     """True once it is no longer followed, because otel-limits was disabled."""
+    repeated_failures = 0
+    """Its number among the failures in a row, once it has failed."""
+    last_failure = ""
+    """How the last invocation with its input has failed, for the operator."""
+    _is_judged = False
 
     def __init__(  # noqa: PLR0913  what the registry knows when an invocation starts
         self,
@@ -235,6 +254,7 @@ class Run:
         self.started_wall = time.time()
         self.time_limit = TimeLimit(self, self.check_limits)
         self._forget = forget
+        self._find_failures()
         self.halted: dict[str, tuple[Run, Verdict]] = {}
         """The halts of agents that it called, directly or not, by the operator's sentence."""
         self.has_handed_off = False
@@ -304,10 +324,19 @@ class Run:
         if verdict is None or loops is None or verdict.reason != LOOP_DETECTED_STOP_REASON:
             return verdict
         breaches = tuple(
-            _with_subject(breach, loops) if breach.reason == LOOP_DETECTED_STOP_REASON else breach
+            self._with_subject(breach, loops)
+            if breach.reason == LOOP_DETECTED_STOP_REASON
+            else breach
             for breach in verdict.breaches
         )
         return replace(verdict, breaches=breaches)
+
+    def _with_subject(self, breach: Breach, loops: LoopState) -> Breach:
+        if breach.limit == REPEATED_FAILURES:
+            return replace(breach, error=self.last_failure)
+        tool = breach.subject or loops.culprit_tool(breach.limit)
+        error = loops.error_of(tool) if tool and breach.limit in FAILURE_LIMITS else ""
+        return replace(breach, subject=tool, error=error)
 
     def halt(self, verdict: Verdict, action: ActionTaken) -> None:
         """Record and publish the halt; a would-be halt is published once."""
@@ -517,8 +546,67 @@ class Run:
             unpriced_calls=part.unpriced_calls,
             raised=self.raised,
             invocation=self.invocation,
-            task=self.task.usage,
+            repeated_failures=self.repeated_failures,
         )
+
+    # --- failures in a row ------------------------------------------------------------------------
+
+    @property
+    def _place(self) -> str:
+        # A conversation includes the agents that another one calls in it.
+        return f"{getattr(self.invocation, 'conversation', '')} {self.invocation.agent}"
+
+    def _find_failures(self) -> None:
+        """Note the failures in a row before it that began with its input."""
+        row = self.services.failures.find(self._place, self.task.given)
+        self.tally.repeated_failures = 0 if row is None else row.count
+        self.last_failure = "" if row is None else row.failure.text
+
+    @suppress_errors("runs")
+    def judge(self, reason: str, error: BaseException | None, by: Run | None = None) -> None:
+        """Add its failure to those in a row, or end these by its success, once.
+
+        Args:
+            reason: The framework's stop reason.
+            error: The exception that it ends with.
+            by: The invocation of the agent that has ended its conversation; by default its own.
+        """
+        by = by or self
+        if self._is_judged or self.released or by.is_refused_as_repeated:
+            return
+        self._is_judged = True
+        failure = by.failure(reason, error)
+        if failure is not None and self.task.given:
+            self._add_failure(failure)
+        elif failure is None and reason not in UNDECIDED:
+            self.services.failures.end(self._place)
+
+    @property
+    def is_refused_as_repeated(self) -> bool:
+        """True if failures in a row are why it was halted: that is not a further one."""
+        breaches = self.verdict.breaches if self.verdict and self.action in CUT_SHORT else ()
+        return any(breach.limit == REPEATED_FAILURES for breach in breaches)
+
+    def failure(self, reason: str, error: BaseException | None) -> Failure | None:
+        """Return how it has failed: by its halt, an exception, or a cap of the framework."""
+        if self.verdict is not None and self.action in CUT_SHORT:
+            return failure_of_reason(self.verdict.reason)
+        if error is not None:
+            return failure_of_error(error)
+        is_failure = reason == "error" or reason.startswith(OWN_CAPS)
+        return failure_of_reason(reason) if is_failure else None
+
+    def _add_failure(self, failure: Failure) -> None:
+        count = self.services.failures.add(self._place, self.task.given, failure)
+        self.repeated_failures = count
+        if count == REPORTED_FAILURES and self.policy.limits.max_repeated_failures is None:
+            self.services.observers.publish(
+                events.RepeatedFailures(
+                    invocation=self.invocation, failures=count, error=failure.text
+                )
+            )
+
+    # --- the end ----------------------------------------------------------------------------------
 
     def finish(self, reason: str) -> None:
         """End the invocation: settle open calls and publish its `Stop`, once."""
@@ -534,12 +622,6 @@ class Run:
         INTERNAL_ERRORS.report_deferred()
         self.time_limit.cancel()
         self.calls.settle_all()
-
-
-def _with_subject(breach: Breach, loops: LoopState) -> Breach:
-    tool = breach.subject or loops.culprit_tool(breach.limit)
-    error = loops.error_of(tool) if tool and breach.limit in FAILURE_LIMITS else ""
-    return replace(breach, subject=tool, error=error)
 
 
 # --- model calls ----------------------------------------------------------------------------------

@@ -43,6 +43,7 @@ class Task:
         "budget",
         "calls_by_tool",
         "extension",
+        "given",
         "handoffs",
         "has_nudged",
         "id",
@@ -71,6 +72,8 @@ class Task:
         self.id: str = identity
         self.resumes: int = 0
         """Answers to interrupts until now."""
+        self.given: str = ""
+        """Hash of the input that it began with; empty if that is unknown."""
         self.extension: Limits = NO_LIMITS
         """The caps that persons have extended."""
         self.budget: Budget = Budget(policy, started, before=before.budget if before else None)
@@ -94,8 +97,7 @@ class Task:
 
     def _continue(self, before: Task) -> None:
         self.id, self.resumes = before.id, before.resumes + 1
-        self.budget.resumes = self.resumes
-        self.extension = before.extension
+        self.given, self.extension = before.given, before.extension
         self.calls_by_tool |= before.calls_by_tool
         self.refused_turns, self.handoffs = before.refused_turns, before.handoffs
         self.warned |= before.warned

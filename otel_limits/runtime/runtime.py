@@ -142,6 +142,7 @@ class Runtime:
                 self._wiring.serve()
                 return
             # Only now, after the events of the released invocations.
+            self.runs.failures.clear()
             self._follows = False
             self._guard.switch_off()
             self._installer.detach()

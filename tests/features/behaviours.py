@@ -29,7 +29,7 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.core.limits import LIMITS
+from otel_limits.core.limits import LIMITS, REPEATED_FAILURES
 from otel_limits.testing import Answer, FakeTime, endless, fails, only, says, tokens, uses
 from tests.features.observed import (
     CALL_OTHER,
@@ -42,6 +42,7 @@ from tests.features.observed import (
     handed_over,
     runaway,
 )
+from tests.features.rows_of_failures import FAILURE_ROWS
 from tests.features.rows_of_tools import TOOL_ROWS
 from tests.features.seen import (
     FOR_MODEL,
@@ -72,7 +73,7 @@ def every_limit(subject: Subject) -> None:
     """Each limit counts the same. The ways to call an agent take turns."""
     ways = itertools.cycle(subject.ways.items())
     for (name, (cap, calls)), (way, call) in zip(CAPS.items(), ways):  # noqa: B905  endless
-        if name not in ("max_duration_seconds", "max_consecutive_handoffs"):
+        if name not in ("max_duration_seconds", "max_consecutive_handoffs", REPEATED_FAILURES):
             check = functools.partial(check_limit, subject, only(name, cap), calls)
             in_every_way({way: call}, check)
 
@@ -988,6 +989,7 @@ ROWS: Final[Mapping[str, Row]] = {
     **{f"next call after {action}": next_call(action, taken) for action, taken in TAKEN.items()},
     "warning before a loop limit": nudged,
     **TOOL_ROWS,
+    **FAILURE_ROWS,
     "stream": streamed,
     "stream that is left": left_stream,
     "reader of a stream": reader_of_a_stream,

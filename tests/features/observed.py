@@ -31,8 +31,8 @@ from otel_limits import (
     stops_of,
 )
 from otel_limits.bindings.known import FRAMEWORKS
-from otel_limits.core.limits import LIMITS
-from otel_limits.testing import Answer, endless, only, says, uses
+from otel_limits.core.limits import LIMITS, REPEATED_FAILURES
+from otel_limits.testing import Answer, endless, fails, only, says, uses
 from tests.features.subject import Ending, Subject
 
 Observe = Callable[[Subject], bool | str]
@@ -95,6 +95,7 @@ CAPS: Final[Mapping[str, tuple[object, int]]] = {
     "max_consecutive_tool_failures": (2, 2),
     "max_consecutive_failures_per_tool": ({"ask": 2}, 2),
     "max_consecutive_handoffs": (3, 3),
+    "max_repeated_failures": (2, 2),
 }
 """A cap for each limit, and the number of model calls that it allows a runaway agent."""
 
@@ -127,6 +128,8 @@ def limit(name: str) -> Observe:
                 made, ending = handed_over(subject)
             each = len(subject.hand_off_to("a"))  # an agent may answer after its hand-off
             return made == calls * each - (each - 1) and is_halted(ending, LIMITS[name].reason)
+        if name == REPEATED_FAILURES:
+            return repeated_failures(subject, cap, calls)
         pause = forever if name == "max_duration_seconds" else None
         with enabled(PRICES, limits=only(name, cap)):
             model = subject.model(runaway(name), pause)
@@ -134,6 +137,18 @@ def limit(name: str) -> Observe:
         return model.calls == calls and is_halted(ending, LIMITS[name].reason)
 
     return observe
+
+
+def repeated_failures(subject: Subject, cap: object, calls: int) -> bool:
+    """Call an agent again after each failure, as a loop of an application does."""
+    with enabled(limits=only(REPEATED_FAILURES, cap)):
+        model = subject.model(endless(fails(ZeroDivisionError("down"))))
+        agent = subject.agent(model)
+        for _ in range(calls):
+            with contextlib.suppress(ZeroDivisionError):
+                subject.call(agent)
+        ending = subject.call(agent)
+    return model.calls == calls and is_halted(ending, "loop_detected")
 
 
 def tree_over_tools(subject: Subject) -> bool:

@@ -156,9 +156,11 @@ class LangChainSubject:
             model, [search], name="boss", middleware=[middleware], checkpointer=InMemorySaver()
         )
 
-    def accept(self, agent: Any, ending: Ending) -> Ending:  # noqa: ARG002  one may be pending
-        """Answer yes to LangChain's question."""
-        return self.call(agent, Command(resume={"decisions": [{"type": "approve"}]}))
+    def accept(self, agent: Any, ending: Ending) -> Ending:
+        """Answer yes, to LangChain's question or to ours."""
+        is_ours = "action_requests" not in str(ending.question)
+        answer = "yes" if is_ours else {"decisions": [{"type": "approve"}]}
+        return self.call(agent, Command(resume=answer))
 
     def reject(self, agent: Any, ending: Ending) -> Ending:
         """Answer no, to LangChain's question or to ours."""

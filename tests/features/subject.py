@@ -82,7 +82,7 @@ class Subject(Protocol):
         """Return an agent in which a human decides about each call of `search`."""
 
     def accept(self, agent: Any, ending: Ending) -> Ending:
-        """Let a human allow the call of a tool that an agent has asked about."""
+        """Let a human answer yes to the question that a call has ended with."""
 
     def reject(self, agent: Any, ending: Ending) -> Ending:
         """Let a human answer no to the question that a call has ended with."""

@@ -120,6 +120,7 @@ SAME = (
         "request 00000000-e29b-41d4-a716-446655440000",
     ),
     ("trace 0123456789abcdef", "trace fedcba98765432100"),
+    ("down (req_011CSHoEeqs5C35K2UUqR7Fy)", "down (req_9f86d081884c7d659a2feaa0c55ad015)"),
     ("attempt 1: empty", "Attempt 12 of 20: empty"),
 )
 

@@ -49,12 +49,13 @@ NOT_REPLAYED = {
     "max_consecutive_tool_failures": "the same",
     "max_consecutive_failures_per_tool": "the same",
     "max_consecutive_handoffs": "the same",
+    "max_repeated_failures": "a ledger has no inputs to compare",
 }
 """Limits that `audit backtest` cannot try, and why."""
 
 
-OF_SEVERAL_AGENTS = {"max_consecutive_handoffs"}
-"""Limits that one agent cannot reach: `tests/features/behaviours.py` tries them."""
+OF_SEVERAL_INVOCATIONS = {"max_consecutive_handoffs", "max_repeated_failures"}
+"""Limits that one invocation cannot reach: `tests/features/behaviours.py` tries them."""
 
 
 def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
@@ -89,7 +90,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
 
 def forgotten_outside_package(limit: Limit) -> Iterator[str]:
     """Name each place next to the package where a limit is missing."""
-    if limit.name not in CASES.keys() | OF_SEVERAL_AGENTS:
+    if limit.name not in CASES.keys() | OF_SEVERAL_INVOCATIONS:
         yield f"tests/unit/test_every_limit.py: there is no case for {limit.name}"
     if f'"{limit.reason}": "#' not in COLOURS:
         yield (
@@ -142,7 +143,7 @@ def test_limits_are_the_table() -> None:
     """Nothing is a field of `Limits`, or a case, that is not in the table."""
     fields = [field.name for field in dataclasses.fields(Limits) if field.init]
     assert fields == list(LIMITS)
-    assert CASES.keys() == LIMITS.keys() - OF_SEVERAL_AGENTS
+    assert CASES.keys() == LIMITS.keys() - OF_SEVERAL_INVOCATIONS
     assert set(LIMITS) >= NOT_REPLAYED.keys()
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_limits.core.limits import LOOP_LIMITS
+from otel_limits.core.limits import LOOP_LIMITS, REPEATED_FAILURES
 from otel_limits.core.loops import Call, LoopState, fingerprint
 
 # --- a reference that keeps everything and looks at all of it again ---------------------------
@@ -345,7 +345,12 @@ def test_failing_tools_are_kept_in_bounded_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "limit", [each for each in LOOP_LIMITS if "per_tool" not in each and "handoffs" not in each]
+    "limit",
+    [
+        each
+        for each in LOOP_LIMITS
+        if "per_tool" not in each and each not in ("max_consecutive_handoffs", REPEATED_FAILURES)
+    ],
 )
 def test_culprit_is_the_repeating_tool(limit: str) -> None:
     """Blame falls on the tool that the count is about, not on the last of the batch."""

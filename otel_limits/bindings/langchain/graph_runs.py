@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import uuid
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -56,7 +57,7 @@ from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from langgraph.types import StateSnapshot
 
@@ -86,7 +87,7 @@ def track_stream(original: Any) -> Any:
     ) -> Iterator[Any]:
         if (resume := resumed(graph, input, config)) is not None:
             input = resume.given  # noqa: A001  the name of LangChain
-        call = _begun(graph, config, options, resume)
+        call = _begun(graph, input, config, options, resume)
         if call is None:
             yield from original(graph, input, config, **options)
             return
@@ -130,7 +131,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
     ) -> AsyncIterator[Any]:
         if (resume := await aresumed(graph, input, config)) is not None:
             input = resume.given  # noqa: A001  the name of LangChain
-        call = _begun(graph, config, options, resume)
+        call = _begun(graph, input, config, options, resume)
         ends = ends_of_task()
         if call is None:
             async with aclosing(owned(original(graph, input, config, **options))) as chunks:
@@ -199,14 +200,14 @@ async def _asave(graph: Any, saved: Saved) -> None:
 
 @suppress_lapses("binding")
 def _begun(
-    graph: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
+    graph: Any, given: Any, config: Any, options: Mapping[str, Any], resume: Resumed | None
 ) -> GraphCall | None:
     """Begin an invocation; `None` if graphs are not limited."""
     host = LANGCHAIN.host
     if host is None or not host.is_on:
         return None
     host.prepare(has_own=False)
-    return GraphCall(graph, config, GraphStream(graph, config, options), resume)
+    return GraphCall(graph, given, config, GraphStream(graph, config, options), resume)
 
 
 class GraphCall:
@@ -215,6 +216,7 @@ class GraphCall:
     def __init__(
         self,
         graph: Any,
+        given: Any,
         config: Any,
         stream: GraphStream,
         resume: Resumed | None,
@@ -249,6 +251,7 @@ class GraphCall:
             conversation=conversation_of(within),
             answers=[self._place + each for each in answers],
             more=more,
+            given=_without_ids(given),
             note=UNNAMED if name == DEFAULT_NAME else "",
             graph=graph,
             verdict=declined,
@@ -544,6 +547,17 @@ def _graph_around() -> GraphInvocation | None:
     around = current_scope()[0]
     invocation = around.state if isinstance(around, Run) else None
     return invocation if isinstance(invocation, GraphInvocation) else None
+
+
+def _without_ids(given: Any) -> Any:
+    """Return an input without the IDs of its messages, which LangGraph sets in them."""
+    if not isinstance(given, Mapping) or not isinstance(given.get("messages"), list):
+        return given
+    messages = [
+        (each.type, each.content) if isinstance(each, BaseMessage) else each
+        for each in given["messages"]
+    ]
+    return {**given, "messages": messages}
 
 
 def place_of(agent: str, configurable: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
+from otel_limits.bindings.invocation import UNKNOWN, InvocationInProgress, invocation_of_task
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
@@ -65,6 +65,7 @@ class AgentRun:
         agent: The name of the first agent.
         attributes: Attributes for quotas and the audit.
         session_id: The ID of the session, if any.
+        given: The user's input.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class AgentRun:
         *,
         attributes: Mapping[str, object],
         session_id: str | None = None,
+        given: object = UNKNOWN,
     ) -> None:
         """Start the invocation of the first agent."""
         self.attributes = attributes
@@ -93,15 +95,16 @@ class AgentRun:
         self._host = host
         self._session_id = session_id
         self._reason = "aborted"
-        self.root = self.active = self._begin(agent)
+        self.root = self.active = self._begin(agent, given)
         self._paths = {agent: self.root}
 
-    def _begin(self, agent: str) -> AgentInvocation:
+    def _begin(self, agent: str, given: object = UNKNOWN) -> AgentInvocation:
         return AgentInvocation.start(
             self._host,
             agent,
             attributes=self.attributes,
             session_id=self._session_id,
+            given=given,
             agent_run=self,
         )
 
@@ -181,6 +184,8 @@ class AgentRun:
 
     def finish(self) -> None:
         """End the invocations of all agents, however the run has ended."""
+        # Its input is that of the first agent, not that of the last one.
+        self.root.run.judge(self._reason, self.root.error, self.active.run)
         for invocation in reversed(
             tuple(self._paths.values())
         ):  # the first agent's contains the others

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from agents import RunConfig
+from agents import RunConfig, RunState
 from agents.exceptions import (
     InputGuardrailTripwireTriggered,
     MaxTurnsExceeded,
@@ -16,6 +16,7 @@ from agents.exceptions import (
 from agents.run import DEFAULT_MAX_TURNS
 
 from otel_limits.bindings.admission import halt_from_error
+from otel_limits.bindings.invocation import UNKNOWN
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.limit_questions import note_questions
@@ -105,6 +106,7 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         agent.name,
         attributes=_attributes_of(options),
         session_id=_session_of(options),
+        given=UNKNOWN if isinstance(given, RunState) else given,
     )
     agent_run.own_cap = options.get("max_turns", DEFAULT_MAX_TURNS)
     note_questions(agent_run, given)

@@ -105,8 +105,15 @@ class StrandsInvocation(InvocationInProgress):
                 agent.cancel_signal.clear()  # of an invocation that is ending and needs it no more
 
     @classmethod
-    def begin(cls, agent: Agent, span: trace.Span, policy: Policy) -> None:
-        """Begin an invocation under a span of Strands."""
+    def begin(cls, agent: Agent, span: trace.Span, policy: Policy, given: object) -> None:
+        """Begin an invocation under a span of Strands.
+
+        Args:
+            agent: The agent.
+            span: The span.
+            policy: The policy of the agent.
+            given: The user's input.
+        """
         # An invocation that resumes our question begins with the human's extension.
         answer = answer_of(agent)
         assert STRANDS.host is not None  # set before the patches are applied
@@ -124,6 +131,7 @@ class StrandsInvocation(InvocationInProgress):
             verdict=declined_verdict(answer),
             answers=answered_keys(agent),
             more=None if answer is None else extension_of(answer.reason, answer.response),
+            given=given,
         )
         consume_answer(agent, answer)
         # Never left: the stream may be read, and closed, in another context, and Strands detaches
@@ -349,7 +357,7 @@ def end(
         if isinstance(parent, StrandsInvocation):
             parent.leg.inner_stops = stops_of(response)
     finally:
-        live.finish(reason)
+        live.finish(reason, error)
 
 
 def _reason_of(

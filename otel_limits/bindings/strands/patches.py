@@ -128,23 +128,23 @@ class ClassPatcher:
             # Before the span is created: it may be the first, before a provider is set.
             self._prepare(agent)
             span = original(agent, *args, **kwargs)
-            self._begun(agent, span)
+            self._begun(agent, span, args[0] if args else kwargs.get("messages"))
             return span
 
         return start
 
-    def _begun(self, agent: Agent, span: trace.Span) -> None:
-        self._begin(agent, span)
+    def _begun(self, agent: Agent, span: trace.Span, given: object) -> None:
+        self._begin(agent, span, given)
         host = STRANDS.host
         if host is not None and host.is_on and not self._is_followed(agent, span):
             host.report_untracked_agent("strands", agent.name)
 
     @suppress_errors("binding")
-    def _begin(self, agent: Agent, span: trace.Span) -> None:
+    def _begin(self, agent: Agent, span: trace.Span, given: object) -> None:
         if (policy_of := self._policy_of(agent)) is not None:
             self._doors.watch_of(agent)
             invocations = self._module("invocations")
-            invocations.StrandsInvocation.begin(agent, span, policy_of(agent.name))
+            invocations.StrandsInvocation.begin(agent, span, policy_of(agent.name), given)
 
     @suppress_errors("binding")
     def _is_followed(self, agent: Agent, span: trace.Span) -> bool:
@@ -210,7 +210,7 @@ class ClassPatcher:
         @functools.wraps(original)
         async def stream_async(agent: Agent, *args: Any, **kwargs: Any) -> Any:
             self._prepare(agent)
-            self._begun(agent, trace.INVALID_SPAN)
+            self._begun(agent, trace.INVALID_SPAN, args[0] if args else kwargs.get("prompt"))
             result, failure, broken_off = None, None, None
             events = original(agent, *args, **kwargs)
             try:
