@@ -106,7 +106,7 @@ def cases(seed: int, number: int) -> Iterator[Case]:
 def innocents(seed: int, number: int) -> Iterator[tuple[str, Any]]:
     """Yield attributes that are no usage of a call, with their values."""
     chance = random.Random(seed)  # noqa: S311
-    seen = set()
+    seen: set[str] = set()
     while len(seen) < number:
         name = chance.choice(INNOCENT).format(word=chance.choice(THINGS))
         name = _spelled(name, chance.choice(("snake", "camel"))) + chance.choice(

@@ -319,6 +319,9 @@ class Stop:
     """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)
     """Utilization of each configured limit."""
+    task: TaskUsage = NO_TASK
+    """The sums that limits count: those of all invocations of its task. The counts above are this
+    invocation's part."""
     repeated_failures: int = field(default=0, compare=False)
     """Its number among the failures in a row with its input; 0 if it has not failed."""
 

@@ -160,6 +160,7 @@ IDENTITIES: Final = ("invocation", "root", "trace")
 
 NAMED_RUNS: Final[dict[str, sa.ColumnElement[Any]]] = {
     "session": RUNS.session_id,
+    "conversation": RUNS.conversation,
     "task": RUNS.task_id,
     "reason": RUNS.reason,
     "action": RUNS.action,

@@ -149,7 +149,8 @@ class RunRegistry(Services):
             direct: It is a request without an agent loop.
             traced: It has a span.
             session_id: Its session.
-            conversation: The ID of its conversation, of any length; empty if it has none. One within another invocation belongs to that one's.
+            conversation: The ID of its conversation, of any length; empty if it has none.
+                One within another invocation belongs to that one's.
             attributes: Values of the audit keys.
             note: A remark for the log.
             answers: The keys of interrupts that it answers: see `Run.await_answer`.

@@ -546,6 +546,7 @@ class Run:
             unpriced_calls=part.unpriced_calls,
             raised=self.raised,
             invocation=self.invocation,
+            task=self.task.usage,
             repeated_failures=self.repeated_failures,
         )
 
@@ -554,7 +555,7 @@ class Run:
     @property
     def _place(self) -> str:
         # A conversation includes the agents that another one calls in it.
-        return f"{getattr(self.invocation, 'conversation', '')} {self.invocation.agent}"
+        return f"{self.invocation.conversation} {self.invocation.agent}"
 
     def _find_failures(self) -> None:
         """Note the failures in a row before it that began with its input."""

@@ -97,6 +97,7 @@ class Task:
 
     def _continue(self, before: Task) -> None:
         self.id, self.resumes = before.id, before.resumes + 1
+        self.budget.resumes = self.resumes
         self.given, self.extension = before.given, before.extension
         self.calls_by_tool |= before.calls_by_tool
         self.refused_turns, self.handoffs = before.refused_turns, before.handoffs

@@ -19,7 +19,7 @@ from otel_limits.runs.task_records import InvalidRecordError, record_of
 from otel_limits.runs.tasks import MAX_DAYS, InterruptedTasks, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Mapping
 
     from otel_limits.core.events import Event
     from otel_limits.runs.run import Run
@@ -60,7 +60,7 @@ def interrupt(run: Run, key: str) -> None:
     run.finish("interrupt")
 
 
-def resume(runs: RunRegistry, answers: Iterable[str], policy: Policy = POLICY) -> Run:
+def resume(runs: RunRegistry, answers: Collection[str], policy: Policy = POLICY) -> Run:
     """Start an invocation that answers interrupts."""
     return runs.start("boss", policy, answers=answers)
 

@@ -93,7 +93,7 @@ def test_all_sums_reach_other_processes_exactly(start: Start, server: Server) ->
     """USD without rounding, what was asked for once, and what persons have granted."""
     first, second = start(server), start(server)
     price = Decimal("0.000000000001")
-    granted = {"max_turns": 5, "max_cost_usd": Decimal("0.1")}
+    granted: dict[str, Any] = {"max_turns": 5, "max_cost_usd": Decimal("0.1")}
     part = ConversationSums(
         turns=1,
         model_calls=2,
