@@ -41,6 +41,7 @@ from otel_limits.core.events import (
     Started,
     Stop,
     TaskUsage,
+    TaskLost,
     ToolCall,
     Turn,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "Started",
     "Stop",
     "TaskUsage",
+    "TaskLost",
     "ToolCall",
     "Turn",
     "Usage",

@@ -31,6 +31,9 @@ CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
 ToolStatus = Literal["success", "error", "refused"]
 """How a tool call ended."""
 
+TaskLoss = Literal["forgotten", "unknown"]
+"""How it was found that the usage of an interrupted task is lost."""
+
 Decision: TypeAlias = Literal[
     "admitted",
     "refused",
@@ -396,6 +399,17 @@ class QuotaGrant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLost:
+    """The usage of an interrupted task is lost, so an answer begins a new task."""
+
+    cause: TaskLoss
+    """`forgotten`: dropped from memory before an answer; `unknown`: an answer came."""
+    invocation: Invocation | None = None
+    """The invocation that answers, if one does."""
+    interrupts: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InternalError:
     """Something inside otel-limits failed; the agent was not affected."""
 
@@ -459,6 +473,7 @@ Event: TypeAlias = (
     | QuotaUse
     | QuotaWait
     | QuotaGrant
+    | TaskLost
     | InternalError
     | ObserverDropped
     | ObserverLag

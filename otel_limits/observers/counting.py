@@ -79,6 +79,7 @@ class CountingObserver(SeriesKeeper):
             events.LimitWarning: self._warned,
             events.Halt: self._halt,
             events.Stop: self._stop,
+            events.TaskLost: self._task_lost,
             events.InternalError: self._fault,
             events.ObserverDropped: self._dropped,
             events.ObserverLag: self._lag,
@@ -138,6 +139,7 @@ class CountingObserver(SeriesKeeper):
     def _prepare(self, agent: str, event: events.Started) -> None:
         """Create the series of the invocation at 0: a series that starts at 1 has no increase."""
         self.series(table.LABEL_OVERFLOWS, "agent")
+        self.series(table.LOST_TASKS, "unknown")
         for spec in (table.UNSAMPLED_INVOCATIONS, table.CYCLES, table.TURNS):
             self.series(spec, agent)
         for reason in framework_reasons():
@@ -245,6 +247,9 @@ class CountingObserver(SeriesKeeper):
             if level.limit in reached and is_of_tokens(level.limit):
                 over = max(0.0, float(level.observed) - float(level.cap))
                 self.series(table.OVERSHOOT, agent, limit)(over, exemplar)
+
+    def _task_lost(self, event: events.TaskLost) -> None:
+        self.series(table.LOST_TASKS, event.cause)(event.interrupts)
 
     def _fault(self, event: events.InternalError) -> None:
         self.series(table.INTERNAL_ERRORS, self._labels.component(event.component))(1)

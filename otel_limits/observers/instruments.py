@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
-from otel_limits.core.events import CallKind, Decision, ToolStatus
+from otel_limits.core.events import CallKind, Decision, TaskLoss, ToolStatus
 
 PREFIX: Final = "otel_limits_"
 
@@ -240,6 +240,14 @@ QUOTA_RESETS: Final = MetricSpec(
     "it is one to two days ahead.",
     unit="s",
     kind="gauge",
+)
+LOST_TASKS: Final = MetricSpec(
+    name="otel_limits_lost_tasks_total",
+    labels=("cause",),
+    help="Interrupted tasks whose usage is lost, by cause: forgotten (dropped from memory before "
+    "an answer), unknown (an answer began a new task).",
+    unit="{task}",
+    values=get_args(TaskLoss),
 )
 UNSAMPLED_INVOCATIONS: Final = MetricSpec(
     name="otel_limits_unsampled_invocations_total",

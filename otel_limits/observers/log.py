@@ -1,10 +1,10 @@
-"""Logs halts, soft limits, failures in a row, and once per model why it has no price."""
+"""Logs halts, soft limits, once per model why it has no price, and once per agent lost tasks."""
 
 from __future__ import annotations
 
 import logging
 
-from otel_limits.core.events import Halt, LimitWarning, ModelCall, RepeatedFailures
+from otel_limits.core.events import Halt, LimitWarning, ModelCall, TaskLost
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import over_resumes
 from otel_limits.core.wording import shortest
@@ -25,23 +25,43 @@ UNPRICED_EFFECT = {
 }
 """The effect of a missing price."""
 
+MOST_AGENTS = 100
+"""Agents whose lost tasks are logged; the others are only in the metric."""
+
+LOST_TASK = (
+    "Agent %s continues after an interrupt, but its usage before it is not known, so its limits "
+    "start from zero. It was interrupted before a restart, in another process or more than seven "
+    "days ago, and the framework did not keep its usage. Further ones are only counted in the "
+    "metric otel_limits_lost_tasks_total."
+)
+
 logger = logging.getLogger("otel_limits")
 
 
 class LogObserver(BaseObserver):
-    """Logs halts, reached soft limits, failures in a row and models without a price."""
+    """Logs halts, reached soft limits, models without a price and lost tasks."""
 
     component = "log"
 
     def __init__(self) -> None:
-        """Subscribe to halts, warnings, failures in a row and model calls."""
+        """Subscribe to halts, warnings, model calls and lost tasks."""
+        self._with_lost_tasks: dict[str, object] = {}
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
             RepeatedFailures: _log_repeated_failures,
             ModelCall: self._log_unpriced,
+            TaskLost: self._log_lost_task,
         }
+
+    def _log_lost_task(self, event: TaskLost) -> None:
+        """Log once per agent that an answer to an interrupt begins a new task, and why."""
+        if event.invocation is None:
+            return
+        agent, logged, mine = event.invocation.agent, self._with_lost_tasks, object()
+        if len(logged) < MOST_AGENTS and logged.setdefault(agent, mine) is mine:
+            logger.warning(LOST_TASK, quoted(agent))
 
     def _log_unpriced(self, event: ModelCall) -> None:
         """Log once per model and level why it has no price; a warning if cost is limited."""

@@ -160,6 +160,7 @@ class RunRegistry(Services):
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
         unsampled = traced and not direct and not self.spans.claim(span_id)
+        answers = tuple(answers)
         parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
@@ -199,12 +200,15 @@ class RunRegistry(Services):
             self._live[run.invocation.id] = run
         # Outside the lock, because it calls observers.
         self._publish_start(run, model, session_id, attributes or {}, note)
+        if answers and before is None:
+            self._report_unknown(run, policy)
         return run
 
     def group(
         self, name: str, policy: Policy, answers: Iterable[str] = (), conversation: str = ""
     ) -> Group:
         """Start a group of agents that run together, possibly with answers to its interrupts."""
+        answers = tuple(answers)
         parent, before = current(), self._interrupted(policy, answers)
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
@@ -215,6 +219,8 @@ class RunRegistry(Services):
         with self.lock:
             for tree in group.trees:
                 tree.members += 1
+        if answers and before is None:
+            self._report_unknown(group, policy)
         return group
 
     def run_of(self, group: Group, model: str) -> Run:
@@ -273,7 +279,21 @@ class RunRegistry(Services):
 
     def _interrupted(self, policy: Policy, answers: Iterable[str]) -> Task | None:
         """Return the task that an answer to interrupts continues, if it does."""
-        return self.interrupted.find(answers) if policy.on_resume == "continue" else None
+        found = self.interrupted.find(answers) if policy.on_resume == "continue" else None
+        if found is not None:
+            found.is_answered = True
+        return found
+
+    @suppress_errors("runs")
+    def _report_unknown(self, started: Run | Group, policy: Policy) -> None:
+        """Report an answer that begins a new task although it should continue one.
+
+        Within another invocation, that one has answered, and this one may have nothing to answer.
+        """
+        is_limited = any(policy.limits.items()) or any(policy.tree.items())
+        if is_limited and policy.on_resume == "continue" and started.parent is None:
+            invocation = started.invocation
+            self.observers.publish(events.TaskLost(cause="unknown", invocation=invocation))
 
     def _trees(
         self,

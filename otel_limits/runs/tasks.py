@@ -47,6 +47,7 @@ class Task:
         "handoffs",
         "has_nudged",
         "id",
+        "is_answered",
         "loops",
         "pending",
         "refused_turns",
@@ -86,6 +87,8 @@ class Task:
         """Consecutive hand-offs in its tree, when it was interrupted."""
         self.warned: set[tuple[str, float]] = set()
         """Soft thresholds that were reported, by limit."""
+        self.is_answered: bool = False
+        """True once an invocation has continued it."""
         self.has_nudged: bool = False
         """True once the model was warned about a loop."""
         self.pending: Sequence[Any] = ()
@@ -228,11 +231,21 @@ class InterruptedTasks:
     is kept: a second answer to the same interrupt continues from the same sums.
     """
 
-    def __init__(self, now: Callable[[], float], most: int = MAX_INTERRUPTED) -> None:
-        """Create an empty store."""
-        self.forgotten = 0
-        """Interrupts that were dropped because there were too many, or because of their age."""
-        self._now, self._most = now, most
+    def __init__(
+        self,
+        now: Callable[[], float],
+        most: int = MAX_INTERRUPTED,
+        report: Callable[[int], object] = bool,
+    ) -> None:
+        """Create an empty store.
+
+        Args:
+            now: The clock.
+            most: The most interrupts.
+            report: Is called with the number of interrupts that were dropped without an answer,
+                because there were too many, or because of their age.
+        """
+        self._now, self._most, self._report = now, most, report
         self._kept: OrderedDict[str, tuple[float, Task]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -242,14 +255,16 @@ class InterruptedTasks:
 
     def keep(self, keys: Iterable[str], task: Task) -> None:
         """Keep the task of an invocation that has ended with interrupts."""
-        now = self._now()
+        now, forgotten = self._now(), 0
         with self._lock:
             for key in keys:
                 self._kept[key] = now, task
                 self._kept.move_to_end(key)
             while self._kept and self._is_over_capacity(now):
-                self._kept.popitem(last=False)
-                self.forgotten += 1
+                _, (_, dropped) = self._kept.popitem(last=False)
+                forgotten += not dropped.is_answered
+        if forgotten:
+            self._report(forgotten)
 
     def find(self, keys: Iterable[str]) -> Task | None:
         """Return the task of the interrupts that a call answers; `None` if it is unknown.

@@ -36,6 +36,7 @@ from otel_limits.core.events import (
     QuotaWait,
     Started,
     Stop,
+    TaskLost,
     ToolCall,
     Turn,
 )
@@ -191,6 +192,7 @@ STORY = (
     LimitWarning(invocation=INVOCATION, threshold=0.8, level=Level("max_token_budget", 100, 90)),
     HALT,
     STOP,
+    TaskLost(cause="forgotten", interrupts=2),
     InternalError(component="clock"),
     ObserverDropped(observer="ledger", events=3),
     ObserverLag(observer="ledger", seconds=0.02),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from otel_limits import Limits, ModelCall, Stop, Turn
+from otel_limits import Limits, ModelCall, Stop, TaskLost, Turn
 from otel_limits.core.loops import Call
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
+from otel_limits.observers.log import LogObserver
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import RunRegistry
@@ -186,7 +187,8 @@ def test_tree_that_is_new_has_used_what_its_task_has(runs: RunRegistry) -> None:
 
 def test_interrupts_are_bounded_in_number_and_age(fake_time: FakeTime) -> None:
     """Most interrupts of a chat are never answered."""
-    tasks = InterruptedTasks(CLOCK.now, most=2)
+    forgotten: list[int] = []
+    tasks = InterruptedTasks(CLOCK.now, most=2, report=forgotten.append)
     task = Task("1", POLICY, 0)
     for key in "abc":
         tasks.keep([key], task)
@@ -194,7 +196,58 @@ def test_interrupts_are_bounded_in_number_and_age(fake_time: FakeTime) -> None:
     fake_time.advance(MAX_DAYS * 24 * 60 * 60 + 1)
     assert tasks.find(["c"]) is None
     tasks.keep(["d"], task)
-    assert (len(tasks), tasks.forgotten) == (1, 3)
+    assert (len(tasks), sum(forgotten)) == (1, 3)
+
+
+def test_answered_task_is_not_forgotten(runs: RunRegistry, interrupted: Run) -> None:
+    """It was continued, and is kept for a second answer only."""
+    forgotten: list[int] = []
+    tasks = InterruptedTasks(CLOCK.now, most=1, report=forgotten.append)
+    resume(runs, ["a"])
+    tasks.keep(["a", "b"], interrupted.task)
+    assert (len(tasks), forgotten) == (1, [])
+
+
+@pytest.mark.usefixtures("interrupted")
+@pytest.mark.parametrize(
+    ("policy", "answers", "causes"),
+    [
+        (POLICY, ["b"], ["unknown"]),
+        (POLICY, ["a", "b"], []),
+        (POLICY, [], []),
+        (replace(POLICY, on_resume="fresh"), ["b"], []),
+        (Policy(), ["b"], []),
+    ],
+    ids=["unknown", "known", "no answer", "fresh", "no limits"],
+)
+def test_answer_of_unknown_task_is_reported(
+    policy: Policy,
+    answers: list[str],
+    causes: list[str],
+    runs: RunRegistry,
+    published: list[Event],
+) -> None:
+    """Its limits start from zero, and an operator should know."""
+    run = resume(runs, answers, policy)
+    lost = [each for each in published if isinstance(each, TaskLost)]
+    assert [each.cause for each in lost] == causes
+    assert all(each.invocation == run.invocation for each in lost)
+    published.clear()
+    runs.end_group(runs.group("team", policy, answers))
+    assert [each.cause for each in published if isinstance(each, TaskLost)] == causes
+
+
+def test_lost_task_is_logged_once_per_agent(caplog: pytest.LogCaptureFixture) -> None:
+    """A server whose store is lost would flood its log."""
+    runs = RunRegistry()
+    runs.observers.set_observers((LogObserver(),))
+    for agent in ("boss", "boss", "helper"):
+        runs.start(agent, POLICY, answers=["unknown"])
+    assert [line.partition(" continues")[0] for line in caplog.messages] == [
+        "Agent 'boss'",
+        "Agent 'helper'",
+    ]
+    assert "its usage before it is not known, so its limits start from zero" in caplog.messages[0]
 
 
 def recalled(record: object, policy: Policy = POLICY) -> Run:
