@@ -180,7 +180,8 @@ FOR_BINDINGS: Final[Mapping[str, Sequence[str]]] = {
         *("gaps", "marker_of", "release", "run_away", "stops_of", "watch"),
     ),
     "InvocationInProgress": (
-        *("start_if_on", "reason_of", "result_of_halt", "result_of_question", "with_marker"),
+        *("start_if_on", "reason_of", "result_of_halt", "result_of_question", "interrupts_of"),
+        "with_marker",
     ),
     "ModelCallInProgress": (
         *("start", "describe", "tool_results", "send", "add_note", "remove_tools", "nudge"),

@@ -222,6 +222,7 @@ class InvocationInProgress(Admission):
         *,
         asked: object = None,
         answer: object = None,
+        answers: Iterable[str] = (),
         **options: Any,
     ) -> Self | None:
         """Start an invocation; return `None` if agents are not limited.
@@ -231,6 +232,7 @@ class InvocationInProgress(Admission):
             agent: The name of the agent.
             asked: The question for a person that it continues after, if any.
             answer: The answer, which may extend the limit.
+            answers: Keys of the framework's own interrupts that it answers: see `interrupts_of`.
             options: Arguments of `start`.
         """
         if host is None or not host.is_on:
@@ -239,7 +241,8 @@ class InvocationInProgress(Admission):
         more, declined = None, None
         if asked is not None:
             more, declined = extension_of(asked, answer), declined_verdict(asked, answer)
-        return cls.start(host, agent, more=more, verdict=declined, **options)
+            answers = [*answers, *_keys_of(asked)]
+        return cls.start(host, agent, more=more, verdict=declined, answers=answers, **options)
 
     @suppress_errors("binding")
     def __enter__(self) -> None:
@@ -285,6 +288,14 @@ class InvocationInProgress(Admission):
         """
         return None
 
+    def interrupts_of(self, result: Any) -> Iterable[str]:  # noqa: ARG002
+        """Return a key of each interrupt of the framework with which an agent waits for a person.
+
+        The invocation that answers is started with these keys, and continues the task. By default,
+        only the answer to `result_of_question` does.
+        """
+        return ()
+
     def is_result(self, part: Any) -> bool:  # noqa: ARG002  a run may yield texts only
         """Return whether a part of a run that yields parts is its result."""
         return False
@@ -306,6 +317,8 @@ class InvocationInProgress(Admission):
         """Note that the agent has ended by itself, and return what the application gets."""
         default = "interrupt" if self.is_paused else "end_turn"
         self.reason = suppress_errors("binding")(self.reason_of)(result) or default
+        waits = suppress_errors("binding")(self.interrupts_of)(result) or ()
+        self.interrupts = [*self.interrupts, *waits]
         if self.is_halted and self.run.verdict is not None:  # by the model's last answer
             return self._marked(result, self.run.verdict, synthetic=False) or result
         return result
@@ -321,7 +334,7 @@ class InvocationInProgress(Admission):
             asked = question(verdict, self.run.invocation)
             paused = suppress_errors("binding")(self.result_of_question)(asked)
             if paused is not None:
-                self.is_paused = True
+                self.is_paused, self.interrupts = True, _keys_of(asked)
                 return self.succeed(paused)
         result = suppress_errors("binding")(self.result_of_halt)(self.text_of(verdict))
         self.halt(verdict, can_show=result is not None)
@@ -586,6 +599,12 @@ class InvocationInProgress(Admission):
     @suppress_errors("binding")
     def _finish_run(self, reason: str) -> None:
         self.run.finish(reason)
+
+
+def _keys_of(asked: object) -> list[str]:
+    """Return the key of our question as an interrupt."""
+    identity = asked.get("invocation_id") if isinstance(asked, Mapping) else None
+    return [f"question:{identity}"] if isinstance(identity, str) else []
 
 
 P = TypeVar("P", bound=InvocationInProgress)

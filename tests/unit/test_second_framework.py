@@ -7,6 +7,7 @@ import contextlib
 import inspect
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,6 +24,7 @@ from otel_limits.frameworks import (
     follow,
     follow_parts,
     follow_run,
+    follow_run_async,
     follow_run_parts,
     follow_run_parts_async,
     follow_tool,
@@ -38,7 +40,7 @@ from tests.bots import Bot, Ending, Model, Reply
 from tests.second_framework import BOTS, BotCall, BotRun, BotTool
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 ROOT = Path(otel_limits.__file__).parent
 
@@ -253,6 +255,52 @@ def test_person_extends_a_limit(runtime: Runtime) -> None:
     assert (run(one).reason, one.model.calls) == ("paused", 2)
     assert (run(one, {"extend": {"max_turns": 1}}).reason, one.model.calls) == ("paused", 3)
     assert (run(one, "no").reason, one.model.calls) == ("max_turns", 3)
+
+
+def test_answer_continues_the_task(runtime: Runtime) -> None:
+    """Limits that the answer does not extend count on."""
+    limits = Limits(max_turns=2, max_model_calls=3)
+    runtime.start(Settings(policy=Policy(limits=limits, action="ask")))
+    one = bot(None)
+    assert (run(one).reason, one.model.calls) == ("paused", 2)
+    ending = run(one, {"extend": {"max_turns": 9}})
+    assert (ending.message["asked"]["limit"], one.model.calls) == ("max_model_calls", 3)
+
+
+@dataclass(eq=False)
+class WaitingRun(BotRun):
+    """A run of a bot that waits for a person after each tool."""
+
+    @classmethod
+    def begin(cls, bot: Any, text: Any) -> WaitingRun | None:
+        """Begin a run, which answers the interrupt before it, if it has that name."""
+        return cls.start_if_on(BOTS.host, bot.name, answers=[text], bot=bot)
+
+    def interrupts_of(self, result: Ending) -> Iterable[str]:
+        """Return a key, as the next run also has it."""
+        return [result.message["waits"]] if "waits" in result.message else ()
+
+
+class Waiter(Bot):
+    """A bot that waits for a person after each tool."""
+
+    async def run(self, text: Any) -> Ending:  # type: ignore[override]
+        """Call the model once, and wait."""
+        reply = await self.model.ask([{"by": "user", "text": text}], ())
+        return Ending("paused", {"text": reply.text, "waits": f"{self.name}-1"})
+
+
+@pytest.mark.parametrize(("answer", "calls"), [("bob-1", 2), ("something else", 3)])
+def test_answer_to_an_interrupt_of_the_framework_continues_the_task(
+    answer: str, calls: int, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The framework says which interrupts an agent ends with, and which ones a run answers."""
+    monkeypatch.setattr(Waiter, "run", follow_run_async(WaitingRun.begin)(Waiter.run))
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2))))
+    one = Waiter("bob", Scripted(None))
+    endings = [asyncio.run(one.run(each)) for each in ("go", answer, answer)]
+    assert [each.reason for each in endings[:2]] == ["paused", "paused"]
+    assert one.model.calls == calls
 
 
 def team() -> tuple[Bot, Bot]:
