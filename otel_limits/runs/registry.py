@@ -132,6 +132,7 @@ class RunRegistry(Services):
         answers: Collection[str] = (),
         more: Limits | None = None,
         given: str = "",
+        task: Task | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -156,6 +157,7 @@ class RunRegistry(Services):
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
             more: By how much a person has extended the limits.
             given: Hash of its input, if that is known.
+            task: The task of the group for which it makes model calls.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
@@ -164,9 +166,7 @@ class RunRegistry(Services):
         parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
-        task = Task(identity, policy, self.now(), before)
-        if not answers:  # an answer is not the input of its task
-            task.given = given
+        task = task or Task(identity, policy, self.now(), before)
         if more is not None:
             task.extend(more)
         run = Run(
@@ -234,8 +234,8 @@ class RunRegistry(Services):
         """
         with group.lock:
             if group.run is None:
-                agent = group.invocation.agent
-                group.run = self.start(agent, group.policy, model=model, direct=True)
+                agent, task = group.invocation.agent, group.task
+                group.run = self.start(agent, group.policy, model=model, direct=True, task=task)
             if group.finished:
                 group.run.finish("end_turn")
             return group.run

@@ -11,9 +11,19 @@ from strands.multiagent import GraphBuilder, Swarm
 from strands.session import FileSessionManager, SnapshotSessionManager
 from strands.storage import LocalFileStorage
 
-from otel_limits import Event, Limits, ModelCall, Started, Stop, enable, stop_of
+from otel_limits import (
+    Event,
+    Limits,
+    MaxModelCallsReachedError,
+    ModelCall,
+    Started,
+    Stop,
+    enable,
+    stop_of,
+)
 from otel_limits.runs.tasks import MAX_DAYS
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.unit.test_group_calls import Asking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,6 +170,30 @@ def test_interrupt_in_group_continues_its_tree(kind: str, events: list[Event]) -
     assert (stop := stop_of(result)) is not None
     assert stop.reason == "max_model_calls"
     assert sum(each.turns for each in events if isinstance(each, Stop)) == 3
+
+
+def test_resumed_graph_continues_model_calls_outside_agents() -> None:
+    """Nodes that are not agents have the limits of their graph."""
+    enable(Limits(max_model_calls=3))
+    first, last = Asking(endless_hints(), 2, "first"), Asking(endless_hints(), 9, "last")
+    builder = GraphBuilder()
+    builder.set_execution_timeout(60)
+    builder.set_graph_id("team")
+    nodes: dict[str, Any] = {"first": first, "boss": careful(sending(1)), "last": last}
+    for name, node in nodes.items():
+        builder.add_node(node, name)
+    builder.set_entry_point("first")
+    builder.add_edge("first", "boss")
+    builder.add_edge("boss", "last")
+    graph = builder.build()
+    approve_all(graph, graph("go"))
+    assert (first.model.calls, last.model.calls) == (2, 1)
+    assert isinstance(last.error, MaxModelCallsReachedError)
+
+
+def endless_hints() -> ScriptedModel:
+    """A model that always answers."""
+    return ScriptedModel(endless(says("hint")))
 
 
 def test_extension_outlives_a_further_interrupt() -> None:
