@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.invocation import UNKNOWN, InvocationInProgress, invocation_of_task
+from otel_limits.bindings.extensions import extension_of
+from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
+from otel_limits.bindings.openai_agents.interrupted_runs import keep, key_of
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.policy import KILLED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from otel_limits.bindings.framework import Host
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
+    from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Verdict
 
 logger = logging.getLogger("otel_limits")
@@ -66,6 +69,8 @@ class AgentRun:
         attributes: Attributes for quotas and the audit.
         session_id: The ID of the session, if any.
         given: The user's input.
+        questions: Our questions that it answers, by their IDs.
+        answers: The keys of the tasks that it continues after an interrupt, by agent.
     """
 
     def __init__(
@@ -76,12 +81,14 @@ class AgentRun:
         attributes: Mapping[str, object],
         session_id: str | None = None,
         given: object = UNKNOWN,
+        questions: Mapping[str, object] = MappingProxyType({}),
+        answers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start the invocation of the first agent."""
         self.attributes = attributes
         self.result: Any = None
         """The result of a streamed run, which exists from its start."""
-        self.questions: dict[str, str] = {}
+        self.questions = dict(questions)
         """Our questions that the run resumes with and that are not answered yet, by their IDs."""
         self.has_questions = True
         """False once its first request was seen to contain none: no later one can, either."""
@@ -94,6 +101,9 @@ class AgentRun:
         """The SDK's own `max_turns` of the run."""
         self._host = host
         self._session_id = session_id
+        self._answers = answers
+        self._interrupted: Any = None
+        """The result of a run that waits for a person."""
         self._reason = "aborted"
         self.root = self.active = self._begin(agent, given)
         self._paths = {agent: self.root}
@@ -105,8 +115,21 @@ class AgentRun:
             attributes=self.attributes,
             session_id=self._session_id,
             given=given,
+            answers=[self._answers[agent]] if agent in self._answers else (),
+            more=self._extension_for(agent),
             agent_run=self,
         )
+
+    def _extension_for(self, agent: str) -> Limits | None:
+        """Return by how much an approval extends the limits of an agent's task.
+
+        A question is also answered if it is declined, and then ends the run before a model call.
+        """
+        for asked in self.questions.values():
+            identity = asked.get("invocation_id") if isinstance(asked, Mapping) else None
+            if key_of(identity) == self._answers.get(agent):
+                return extension_of(asked, True)  # noqa: FBT003
+        return None
 
     # --- the active agent -------------------------------------------------------------------------
 
@@ -132,7 +155,7 @@ class AgentRun:
         """Note that the run has returned a result; return the error to raise instead, if any."""
         invocation = self.active
         if result.interruptions:
-            self._reason = "interrupt"
+            self._reason, self._interrupted = "interrupt", result
         elif result is self.result and result.final_output is None:
             # A streamed run ends without an exception, which its reader raises, or by `cancel()`.
             is_last = result.max_turns is not None and result.current_turn > result.max_turns
@@ -190,9 +213,14 @@ class AgentRun:
             tuple(self._paths.values())
         ):  # the first agent's contains the others
             run, reason = invocation.run, self._reason if invocation is self.active else HANDOFF
+            if self._interrupted is not None:
+                invocation.interrupts = [key_of(run.invocation.id)]
             if run.verdict is not None and run.action != "observed":
                 reason = run.verdict.reason
             invocation.finish(reason, invocation.error)
+        if self._interrupted is not None:
+            own = {agent: each.interrupts[0] for agent, each in self._paths.items()}
+            keep(self._interrupted, {**self._answers, **own})
 
 
 OWN_CAPS: Final[set[str]] = set()

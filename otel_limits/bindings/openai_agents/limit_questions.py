@@ -24,7 +24,6 @@ from otel_limits.core.labels import quoted
 from otel_limits.core.texts import place_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.openai_agents.agent_runs import AgentRun
     from otel_limits.bindings.openai_agents.model_requests import RequestArguments
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
@@ -121,13 +120,14 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
 # --- the answer -----------------------------------------------------------------------------------
 
 
-@suppress_errors("binding")
-def note_questions(agent_run: AgentRun, given: Any) -> None:
-    """Note the questions that a run resumes with: each is approved or declined in it."""
-    if isinstance(given, RunState):
-        for item in given.get_interruptions():
-            if item.name == NAME and item.call_id:
-                agent_run.questions[item.call_id] = item.arguments or ""
+def questions_in(given: Any) -> Mapping[str, object]:
+    """Return the questions that a run resumes with, by ID: it approves or declines each."""
+    items = given.get_interruptions() if isinstance(given, RunState) else ()
+    return {
+        item.call_id: _parsed(item.arguments or "")
+        for item in items
+        if item.name == NAME and item.call_id
+    }
 
 
 @suppress_errors("binding")
@@ -147,11 +147,13 @@ def hide_questions(request: RequestArguments, invocation: AgentInvocation | None
     request["input"] = [item for item in given if not _is_ours(item)]
     questions = {} if invocation is None else invocation.agent_run.questions
     for item in ours:
-        asked = questions.pop(item["call_id"], None)
-        if asked is not None and invocation is not None and "output" in item:
-            declined = declined_verdict(_parsed(asked), False)  # noqa: FBT003
+        if item["call_id"] not in questions:
+            continue
+        asked = questions.pop(item["call_id"])
+        if invocation is not None and "output" in item:
+            declined = declined_verdict(asked, False)  # noqa: FBT003
             invocation.verdict = invocation.verdict or declined
-        elif asked is not None:  # the result follows the call
+        else:  # the result follows the call
             questions[item["call_id"]] = asked
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.framework import Gap
 
+RESULTS: Final = "agents.result"
 RUNNER: Final = "agents.run"
 AGENTS: Final = "agents.agent"
 MODELS: Final = "agents.models.interface"
@@ -89,6 +90,7 @@ class OpenAIAgentsFramework(BaseFramework):
             (AGENTS, self._patch_agents),
             (RUNNER, self._patch_runner),
             (MODELS, self._patch_models),
+            (RESULTS, self._patch_results),
             (TOOLS, self._patch_tools),
         )
 
@@ -122,6 +124,13 @@ class OpenAIAgentsFramework(BaseFramework):
             if self._is_on and owner is not None and not is_abstract:
                 wrap = functools.partial(_wrapped, "model_calls", wrapper)
                 self.patches.wrap(owner, name, wrap)
+
+    @suppress_errors("binding")
+    def _patch_results(self, module: Any) -> None:
+        if self._is_on:
+            wrap = functools.partial(_wrapped, "interrupted_runs", "track_to_state")
+            for owner in (module.RunResult, module.RunResultStreaming):
+                self.patches.wrap(owner, "to_state", wrap)
 
     @suppress_errors("binding")
     def _patch_tools(self, module: Any) -> None:

@@ -19,7 +19,8 @@ from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.invocation import UNKNOWN
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
-from otel_limits.bindings.openai_agents.limit_questions import note_questions
+from otel_limits.bindings.openai_agents.interrupted_runs import waiting_in
+from otel_limits.bindings.openai_agents.limit_questions import questions_in
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote, stop_of_error
@@ -107,9 +108,10 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         attributes=_attributes_of(options),
         session_id=_session_of(options),
         given=UNKNOWN if isinstance(given, RunState) else given,
+        questions=suppress_errors("binding")(questions_in)(given) or {},
+        answers=waiting_in(given) or {},
     )
     agent_run.own_cap = options.get("max_turns", DEFAULT_MAX_TURNS)
-    note_questions(agent_run, given)
     options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)
     return agent_run
 
