@@ -1,7 +1,8 @@
 """The question `backtest`: which recorded invocations other limits would have halted.
 
 Limits are checked where they are in production: before each further model call. So an invocation is
-only halted if it made a further call, and the savings are the calls from there.
+only halted if it made a further call, and the savings are the calls from there. Limits count whole
+tasks, so an invocation is here one with those that answer its interrupts.
 """
 
 from __future__ import annotations
@@ -155,32 +156,32 @@ def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
     Raises:
         LedgerError: None is given, or the ledger lacks a selected property.
     """
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import whole_tasks
 
     tried = tried_caps(caps)
     if not tried:
         raise LedgerError("No limit given. Pass at least one, e.g. --max-turns 20.")
     inquiry.require_known()
     connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(tried)
-    count = queries.count_using(connection, selection, totals)
-    ordered = queries.calls_in_order(connection, selection, totals)
-    calls = itertools.groupby(ordered, key=operator.itemgetter(0))  # their invocation's ID
-    # One invocation at a time: a ledger of years does not fit into memory.
+    count = whole_tasks.count_using(connection, selection, totals)
+    ordered = whole_tasks.calls_in_order(connection, selection, totals)
+    calls = itertools.groupby(ordered, key=operator.itemgetter(0))  # their task's ID
+    # One task at a time: a ledger of years does not fit into memory.
     cuts = {
         identity: replay(group, tried) for identity, group in inquiry.work.through(calls, count)
     }
-    outcomes = {
-        row.agent: Outcome(row.invocations, int(row.tokens), halted_in_record=row.halted)
-        for row in queries.totals_by_agent(connection, selection)
-    }
-    for row in queries.invocations(connection, selection, totals):
-        cut = cuts.get(row.id) or _at_its_end(row, tried)
+    outcomes: dict[str, Outcome] = {}
+    for row in whole_tasks.totals_by_agent(connection, selection):
+        more = Outcome(row.tasks, int(row.tokens), halted_in_record=row.halted)
+        outcomes.setdefault(row.agent, Outcome()).merge(more)
+    for row in whole_tasks.tasks(connection, selection, totals):
+        cut = cuts.get(row.task_id) or _at_its_end(row, tried)
         if cut is not None:
             add_cut(outcomes[row.agent], row, cut)
     described = ", ".join(f"{each.limit}={caps[each.limit]}" for each in tried)
     charts = []
     if inquiry.has_charts:
-        charts = [turns_chart(queries.invocations(connection, selection), caps["max_turns"])]
+        charts = [turns_chart(whole_tasks.tasks(connection, selection), caps["max_turns"])]
     return Answer(
         question="backtest",
         title="Backtest",
@@ -191,12 +192,12 @@ def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
 
 
 def replay(calls: Iterable[Sequence[Any]], tried: Sequence[CandidateCap]) -> Cut | None:
-    """Replay the calls of one invocation; `None` if no cap would have refused one.
+    """Replay the calls of one task; `None` if no cap would have refused one.
 
     With `max_iterations` the next leg starts over, as in production.
 
     Args:
-        calls: Invocation, turn, iteration, input tokens, output tokens and picodollars of each.
+        calls: Task, turn, iteration, input tokens, output tokens and picodollars of each.
         tried: The caps to test.
     """
     first: tuple[str, int] | None = None
@@ -289,7 +290,8 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
         columns=OUTCOMES,
         rows=figures,
         total=("total", *_figures(total)),
-        note="Cost covers calls with a known price. An invocation that was halted in the record "
+        note="A task counts as one invocation, also if it has answered interrupts. Cost covers "
+        "calls with a known price. An invocation that was halted in the record "
         "has no later calls, so whether these limits would have halted it is unknown. The halt "
         "rate is a 95% interval, in which unknown invocations may be halted or not.",
     )

@@ -30,7 +30,7 @@ UNITS: Final[Mapping[CellKind, str]] = {"money": "USD", "count": "tokens"}
 
 def overview(inquiry: AuditQuery) -> list[Chart]:
     """Build the charts of a report: spend, stops and turns; none if they are not shown."""
-    from otel_limits.ledger import queries, spending
+    from otel_limits.ledger import queries, spending, whole_tasks
 
     # They need additional queries, and only the HTML report shows them.
     if not inquiry.has_charts:
@@ -41,7 +41,7 @@ def overview(inquiry: AuditQuery) -> list[Chart]:
             spending.spend(connection, ("day", "agent", "model"), selection), selection.zone
         ),
         stops_chart(queries.stops(connection, selection)),
-        turns_chart(queries.invocations(connection, selection)),
+        turns_chart(whole_tasks.tasks(connection, selection)),
     ]
 
 
@@ -137,7 +137,7 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
     turns: dict[int, list[int]] = {}
     latest: dict[str, tuple[int, int | None]] = {}
     for row in rows:
-        # An invocation in progress has not made all of its turns.
+        # A task in progress has not made all of its turns.
         if row.ended_us is not None:
             turns.setdefault(row.turns, [0, 0])[row.action in HALTED] += 1
         seen = latest.get(row.agent, (-1, None))
@@ -149,7 +149,7 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
 
 
 def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Chart:
-    """Chart how many invocations had how many turns, with the configured caps marked.
+    """Chart how many tasks had how many turns, with the configured caps marked.
 
     `turns` has, by number of turns, the finished and the halted invocations.
     """
@@ -161,7 +161,7 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
     bins = [range(low, low + width) for low in range(lowest, highest + 1, width)]
     return Chart(
         name="turns",
-        title="Turns per invocation",
+        title="Turns per task",
         labels=[str(each[0]) if width == 1 else f"{each[0]}-{each[-1]}" for each in bins],
         series=[
             ChartSeries(

@@ -35,10 +35,10 @@ def suggest(
     inquiry: AuditQuery, percentile: float, headroom: float, min_invocations: int
 ) -> Answer:
     """Answer with a policy file."""
-    from otel_limits.ledger.queries import invocations
+    from otel_limits.ledger.whole_tasks import tasks
 
     inquiry.require_known()
-    rows = inquiry.work.through(invocations(inquiry.connection, inquiry.selection))
+    rows = inquiry.work.through(tasks(inquiry.connection, inquiry.selection))
     text = policy_file(
         collect(rows),
         share=percentile,
@@ -50,7 +50,11 @@ def suggest(
 
 
 def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:
-    """Collect the usage of successful and halted invocations, by agent."""
+    """Collect the usage of successful and halted invocations, by agent.
+
+    Args:
+        rows: Whole tasks, as limits count them.
+    """
     needs: dict[str, UsageSamples] = {}
     for row in rows:
         each = needs.setdefault(row.agent, UsageSamples())

@@ -7,8 +7,8 @@ spans become rows in `imports.py`.
 
 Queries: `reading.py` opens a ledger after `waiting_rows.py` has taken in the rows of spill files.
 `selection.py` has the conditions; the statements are in `spending.py` for sums of model calls,
-`tooling.py` for tool calls, `quota_usage.py` for quotas, `reconciling.py` for what metrics count,
-`proof.py` for checks, and `queries.py` for the others.
+`whole_tasks.py` for tasks, `tooling.py` for tool calls, `quota_usage.py` for quotas,
+`reconciling.py` for what metrics count, `proof.py` for checks, and `queries.py` for the others.
 
 Maintenance: `closing.py`, `lost.py`, `merging.py`, `repricing.py` and `retention.py`. The ledger's
 own records of deleted and lost rows: `maintenance.py`. Files for other programs: `file_export.py`

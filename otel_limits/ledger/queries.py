@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -25,10 +25,6 @@ from otel_limits.ledger.schema import (
 from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST
-
-PORTION: Final = 1_000
-"""Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
-one by one takes 1.5 times as long, and so do 20,000."""
 
 NOT_HALTED: Final = ("none", "observed")
 
@@ -162,105 +158,6 @@ def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
 def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     """Iterate over invocations with some IDs."""
     yield from connection.execute(sa.select(INVOCATION_TABLE).where(RUNS.id.in_(ids)))
-
-
-# --- backtest and suggest -------------------------------------------------------------------------
-
-
-def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Count invocations and halts of every agent, and add up their tokens."""
-    count, tokens = sa.func.count(), sa.func.coalesce(sa.func.sum(RUN_TOKENS), 0)
-    halted = count.filter(RUNS.action.in_(HALTED))
-    columns = (
-        RUNS.agent,
-        count.label("invocations"),
-        tokens.label("tokens"),
-        halted.label("halted"),
-    )
-    # Added up in the database, so no query reads every invocation.
-    yield from connection.execute(_of_runs(selection, *columns).group_by(RUNS.agent))
-
-
-def invocations(
-    connection: sa.Connection, selection: Selection, totals: Mapping[str, int] | None = None
-) -> Iterator[Any]:
-    """Iterate over the invocations of a selection, or only those that used `totals`."""
-    statement = _of_runs(
-        selection,
-        RUNS.id,
-        RUNS.agent,
-        RUNS.trace_id,
-        RUNS.limits,
-        RUNS.started_us,
-        RUNS.ended_us,
-        RUNS.reason,
-        RUNS.action,
-        RUNS.turns,
-        RUNS.model_calls,
-        RUNS.input_tokens,
-        RUNS.output_tokens,
-        COST.label("price_pico"),
-    )
-    if totals is not None:
-        statement = statement.where(used(totals))
-    yield from _portions(connection, statement)
-
-
-def used(totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
-    """Whether an invocation used at least one of `totals`, or has not ended."""
-    # An unfinished invocation has no totals yet, so its calls are needed.
-    columns = {**RUNS, "tokens": RUN_TOKENS, "price_pico": COST}
-    reached = [columns[name] >= least for name, least in totals.items()]
-    return sa.or_(RUNS.ended_us.is_(None), *reached)
-
-
-def using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
-    """Select the IDs of invocations that used at least one of `totals`, or have not ended."""
-    return _of_runs(selection, RUNS.id).where(used(totals))
-
-
-def count_using(connection: sa.Connection, selection: Selection, totals: Mapping[str, int]) -> int:
-    """Count invocations that used at least one of `totals`."""
-    chosen = using(selection, totals).subquery()
-    return int(connection.execute(sa.select(sa.func.count()).select_from(chosen)).scalar_one())
-
-
-def calls_in_order(
-    connection: sa.Connection, selection: Selection, totals: Mapping[str, int]
-) -> Iterator[Sequence[Any]]:
-    """Iterate over the model calls of invocations that used `totals`, in order, by invocation.
-
-    Imported calls have no number and are ordered by time.
-
-    Yields:
-        Invocation, turn, iteration, input tokens, output tokens and picodollars of a call. No other
-        columns, since reading them takes most of the time.
-    """
-    # Two queries: ordering by a coalesced column could not use the index on numbers.
-    for belongs, place in (
-        (CALLS.number.is_not(None), CALLS.number),
-        (CALLS.number.is_(None), CALLS.at_us),
-    ):
-        statement = (
-            sa.select(
-                CALLS.invocation_id,
-                CALLS.turn,
-                CALLS.iteration,
-                CALLS.input_tokens,
-                CALLS.output_tokens,
-                CALLS.price_pico,
-            )
-            .where(belongs, CALLS.invocation_id.in_(using(selection, totals)))
-            .order_by(CALLS.invocation_id, place)
-        )
-        yield from _portions(connection, statement)
-
-
-def _portions(connection: sa.Connection, statement: sa.Select[Any]) -> Iterator[Any]:
-    found = connection.execute(statement, execution_options={"yield_per": PORTION})
-    # The driver's own rows, in portions: a million would not fit in memory.
-    for portion in found.partitions():
-        yield from portion
 
 
 # --- anomalies ------------------------------------------------------------------------------------

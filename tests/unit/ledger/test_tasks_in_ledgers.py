@@ -90,3 +90,79 @@ def test_interrupts_change_no_total(
     sums, spend = asked
     assert spend["calls"] == sums["model_calls"] == sums["turns"] == 6
     assert spend["tokens"] == sums["input_tokens"] + sums["output_tokens"] == ledger.tokens()
+
+
+@each_subject
+def test_suggested_limits_are_those_of_tasks(
+    subject: Subject, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A task of six invocations with a turn each needs six turns."""
+    enable()
+    for _ in range(3):
+        run_allowed(subject, 5)
+    disable()
+    assert len(ledger.invocations()) == 3 * 6
+    assert main(["audit", "suggest", "--min-invocations", "3", "--headroom", "0"]) == 0
+    text = capsys.readouterr().out
+    assert '"boss":  # from 3 invocations' in text
+    assert "limits: {max_turns: 6, max_token_budget: 90}" in text
+
+
+@each_subject
+@pytest.mark.parametrize(
+    ("limit", "cap", "turn"),
+    [
+        ("--max-turns", "4", 4),
+        ("--max-model-calls", "2", 2),
+        ("--max-token-budget", "45", 3),
+        ("--max-iterations", "2", None),
+    ],
+)
+def test_backtest_replays_tasks(
+    subject: Subject,
+    limit: str,
+    cap: str,
+    turn: int | None,
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Limits would have counted the turns before each answer; iterations are those of a leg."""
+    enable()
+    run_allowed(subject, 5)
+    run_allowed(subject, 1)
+    disable()
+    answer = answer_of(capsys, "backtest", limit, cap)
+    (outcome,) = answer["backtest"]
+    halted = 0 if turn is None else 1
+    assert (outcome["invocations"], outcome["halted"], outcome["cut_successes"]) == (
+        2,
+        halted,
+        halted,
+    )
+    assert [(row["turn"], row["turns"], row["saved_tokens"]) for row in answer["cuts"]] == [
+        (turn, 6, (6 - turn) * 15) for turn in [turn] if turn is not None
+    ]
+
+
+def test_backtest_of_a_halted_task(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its last invocation has made no turn, and the task has used its limit."""
+    enable(Limits(max_turns=3))
+    run_allowed(SUBJECTS[0])
+    disable()
+    (row,) = answer_of(capsys, "backtest", "--max-turns", "3")["backtest"]
+    assert (row["invocations"], row["halted"], row["unknown"]) == (1, 1, 0)
+    (row,) = answer_of(capsys, "backtest", "--max-turns", "4")["backtest"]
+    assert (row["invocations"], row["halted"], row["unknown"]) == (1, 0, 1)
+
+
+def test_a_task_belongs_to_a_selection_if_one_of_its_invocations_does(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The last invocation alone would look like a task that needs nothing."""
+    enable(Limits(max_turns=3))
+    run_allowed(SUBJECTS[0])
+    run_allowed(SUBJECTS[0], 2)
+    disable()
+    where = ("--where", "reason=max_turns")
+    (row,) = answer_of(capsys, "backtest", "--max-turns", "2", *where)["backtest"]
+    assert (row["invocations"], row["halted"], row["saved_tokens"]) == (1, 1, 15)
