@@ -54,6 +54,16 @@ COLUMNS: Final = (
     Column("trace_id", "Trace", "id"),
 )
 
+TASKS: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("reason", "Stop reason", is_key=True),
+    Column("turns", "Turns", "count"),
+    Column("started", "Started", "time"),
+    Column("invocation_id", "Invocation", "id", is_key=True),
+    Column("trace_id", "Trace", "id"),
+    Column("task_id", "Task", "id"),
+)
+
 
 @dataclass(slots=True)
 class Branch:
@@ -73,7 +83,7 @@ def show(inquiry: AuditQuery, identity: str) -> Answer:
     Raises:
         LedgerError: It is not in the ledger.
     """
-    from otel_limits.ledger import queries
+    from otel_limits.ledger import queries, whole_tasks
 
     invocations = queries.tree(inquiry.connection, identity)
     if not invocations:
@@ -88,12 +98,18 @@ def show(inquiry: AuditQuery, identity: str) -> Answer:
     )
     branches = [branch for top in tops for _, branch in walk(top)]
     runs = [branch.row for branch in branches]
+    legs = whole_tasks.invocations_of(inquiry.connection, {run.task_id for run in runs})
     return Answer(
         question="show",
         title=f"Budget tree of {identity}",
         about=inquiry.about,
-        tables=[tree_table(tops), turns_table(inquiry, runs, tools), tools_table(runs, tools)],
-        summary=summary(branches, tools),
+        tables=[
+            tree_table(tops),
+            turns_table(inquiry, runs, tools),
+            tools_table(runs, tools),
+            *([tasks_table(legs)] if legs else []),
+        ],
+        summary=summary(branches, tools) + _task_of(branches, legs),
     )
 
 
@@ -149,6 +165,28 @@ def walk(branch: Branch, level: int = 0) -> Iterator[tuple[int, Branch]]:
         yield from walk(child, level + 1)
 
 
+def tasks_table(legs: Iterable[Any]) -> Table:
+    """Build a table with one row per invocation of each task of several, also of other trees."""
+    return Table(
+        name="tasks",
+        title="Tasks with answered interrupts",
+        columns=TASKS,
+        rows=[
+            (
+                leg.agent,
+                leg.reason or UNFINISHED,
+                leg.turns,
+                leg.started_us,
+                leg.id,
+                leg.trace_id,
+                leg.task_id,
+            )
+            for leg in legs
+        ],
+        note="Each answer to an interrupt is a further invocation of the same task.",
+    )
+
+
 def halt_of(row: Any) -> str | None:
     """Describe where and how an invocation was halted."""
     # It finished, or has an action of a later version.
@@ -175,6 +213,16 @@ def summary(branches: Sequence[Branch], tools: Tools) -> str:
     others = len(halted) - 1
     more = pluralize(others, "more invocation of the tree was", "more invocations of the tree were")
     return text + (f"; {more} halted." if others else ".")
+
+
+def _task_of(branches: Sequence[Branch], legs: Iterable[Any]) -> str:
+    """Describe the task of the invocation that the summary is about, if it has several."""
+    halted = (branch.row for branch in branches if branch.row.action in HALTS)
+    row = next(halted, branches[0].row)
+    turns = [leg.turns or 0 for leg in legs if leg.task_id == row.task_id]
+    if not turns:
+        return ""
+    return f" Its task has {len(turns)} invocations, with {pluralize(sum(turns), 'turn')}."
 
 
 def _sentence(row: Any) -> str:
@@ -240,7 +288,8 @@ SHOW: Final = Question(
     name="show",
     help="Show one budget tree with its usage and halt.",
     answer=show,
-    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS},
+    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS, "tasks": TASKS},
+    optional=frozenset({"tasks"}),
     options=(
         Option(
             "identity",

@@ -6,6 +6,7 @@ one of its invocations does.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -63,6 +64,20 @@ def tasks(
         resumed = resumed.where(used(whole.c, whole.c.price_pico, totals))
     yield from _portions(connection, single)
     yield from _portions(connection, resumed)
+
+
+def invocations_of(connection: sa.Connection, ids: Iterable[str]) -> list[Any]:
+    """List the invocations of some tasks, in order; those of a single one are left out."""
+    # An index has those that continue a task; the first one has the ID of its task.
+    continues = (RUNS.task_id != RUNS.id) & RUNS.task_id.in_(ids)
+    statement = (
+        sa.select(INVOCATION_TABLE)
+        .where(continues | RUNS.id.in_(ids))
+        .order_by(RUNS.task_id, RUNS.started_us, RUNS.id)
+    )
+    rows = list(connection.execute(statement))
+    several = {task for task, number in Counter(row.task_id for row in rows).items() if number > 1}
+    return [row for row in rows if row.task_id in several]
 
 
 def used(columns: Any, price: Any, totals: Mapping[str, int]) -> sa.ColumnElement[bool]:

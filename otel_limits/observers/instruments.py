@@ -164,7 +164,8 @@ INVOCATION_DURATION: Final = MetricSpec(
 BUDGET_USED: Final = MetricSpec(
     name="otel_limits_budget_used_ratio",
     labels=("agent", "limit"),
-    help="Fraction of a limit used per invocation; 1 or more when reached.",
+    help="Fraction of a limit used at the end of an invocation, by its whole task; 1 or more when "
+    "reached.",
     kind="histogram",
     buckets=(0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
 )

@@ -12,6 +12,7 @@ from tests.resumed import NAMES, SUBJECTS, run_allowed
 
 if TYPE_CHECKING:
     from otel_limits.testing import FakeTime
+    from tests.conftest import Metric
     from tests.features.subject import Subject
 
 pytestmark = pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
@@ -41,6 +42,19 @@ def test_stops_of_events_add_up_to_their_task(subject: Subject, events: list[Eve
     for name in ("turns", "model_calls", "tool_calls", "cost", "unpriced_calls"):
         assert getattr(last, name) == sum(getattr(each, name) for each in stops)
     assert last.usage.total == sum(each.usage.total for each in stops)
+
+
+def test_metrics_have_the_use_of_the_task_and_the_turns_of_the_invocation(
+    subject: Subject, metric: Metric
+) -> None:
+    """Turns and tokens are added up; the utilization says how near a halt is."""
+    enable(Limits(max_turns=4, max_token_budget=100))
+    run_allowed(subject, 2)
+    used = "otel_limits_budget_used_ratio_sum"
+    assert metric(used, agent="boss", limit="max_turns") == (1 + 2 + 3) / 4
+    assert metric(used, agent="boss", limit="max_token_budget") == pytest.approx(0.9)
+    assert metric("otel_limits_invocation_turns_sum", agent="boss") == 3
+    assert metric("otel_limits_invocation_tokens_sum", agent="boss") == 45
 
 
 def test_time_of_a_task_is_that_of_its_invocations(

@@ -33,6 +33,11 @@ def answer_of(capsys: pytest.CaptureFixture[str], question: str, *options: str) 
     return json.loads(capsys.readouterr().out)
 
 
+def in_order(ledger: LedgerFile) -> list[dict[str, Any]]:
+    """The invocations as they began."""
+    return sorted(ledger.invocations(), key=lambda row: row["started_us"])
+
+
 @each_subject
 def test_invocations_of_a_task_share_its_id(
     subject: Subject, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
@@ -42,7 +47,7 @@ def test_invocations_of_a_task_share_its_id(
     run_allowed(subject)
     run_allowed(subject, 0)
     disable()
-    *task, other = ledger.invocations()
+    *task, other = in_order(ledger)
     spend = answer_of(capsys, "spend", "--by", "task")["spend"]
     assert [(row["task"], row["calls"]) for row in spend] == [(task[0]["id"], 3), (other["id"], 1)]
     assert [row["task_id"] for row in task] == [task[0]["id"]] * 4
@@ -166,3 +171,23 @@ def test_a_task_belongs_to_a_selection_if_one_of_its_invocations_does(
     where = ("--where", "reason=max_turns")
     (row,) = answer_of(capsys, "backtest", "--max-turns", "2", *where)["backtest"]
     assert (row["invocations"], row["halted"], row["saved_tokens"]) == (1, 1, 15)
+
+
+@each_subject
+def test_show_names_the_other_invocations_of_the_task(
+    subject: Subject, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The halted one has made no turn: the turns are in those before it."""
+    enable(Limits(max_turns=3))
+    run_allowed(subject)
+    run_allowed(subject, 0)
+    disable()
+    *task, other = [row["id"] for row in in_order(ledger)]
+    answer = answer_of(capsys, "show", task[-1])
+    assert [row["invocation_id"] for row in answer["tree"]] == [task[-1]]
+    assert [(row["invocation_id"], row["turns"]) for row in answer["tasks"]] == [
+        *zip(task, [1, 1, 1, 0], strict=True)
+    ]
+    assert answer["summary"].endswith(" Its task has 4 invocations, with 3 turns.")
+    assert {row["task_id"] for row in answer["tasks"]} == {task[0]}
+    assert "tasks" not in answer_of(capsys, "show", other)
