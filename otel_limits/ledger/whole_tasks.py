@@ -13,6 +13,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.events import HALTED
+from otel_limits.ledger.queries import PORTION
 from otel_limits.ledger.schema import (
     BIG,
     CALLS,
@@ -23,10 +24,6 @@ from otel_limits.ledger.schema import (
 )
 from otel_limits.ledger.selection import Joins, Selection
 from otel_limits.ledger.totals import COST
-
-PORTION: Final = 1_000
-"""Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
-one by one takes 1.5 times as long, and so do 20,000."""
 
 OTHERS: Final = INVOCATION_TABLE.alias()
 RESUMED: Final = sa.select(OTHERS.c.task_id).where(OTHERS.c.task_id != OTHERS.c.id)
