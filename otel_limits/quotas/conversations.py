@@ -48,7 +48,7 @@ MAX_KNOWN: Final = 10_000
 
 @dataclass(slots=True)
 class KnownConversation:
-    """What a process knows of a conversation."""
+    """A conversation as this process knows it."""
 
     stored: Counter[str] = field(default_factory=Counter)
     """The sums in the store's last reply."""
@@ -107,7 +107,7 @@ class SharedConversations(ConversationStore):
         return self.known(key)
 
     def known(self, key: str) -> ConversationSums | None:
-        """Return what is known of a conversation, without asking the store; `None` if nothing."""
+        """Return what is known of a conversation, without a request; `None` if nothing."""
         with self._lock:
             sums = self._find(key).sums()
         return sums_of(sums) if sums else None
@@ -134,7 +134,7 @@ class SharedConversations(ConversationStore):
                 known.unsent.update(parts)
                 return
             record = future.result().conversation
-            # What an outage has kept was sent before any later operation.
+            # Additions of an outage were sent before any later operation.
             known.stored, known.unsent = Counter(record.sums if record else {}), Counter()
 
     def _find(self, key: str) -> KnownConversation:

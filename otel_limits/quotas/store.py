@@ -244,7 +244,7 @@ class CountConversation:
     """Its hash."""
     agent: str
     parts: Mapping[str, int]
-    """The amounts that are added to its sums."""
+    """Name of each sum → the number that is added."""
     idle_seconds: float
     """The record expires after this time without an addition."""
 
@@ -332,7 +332,7 @@ def resets_at(count: Count, state: CountState | None, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ConversationRecord:
-    """The sums of a conversation in a store."""
+    """The record of a conversation in a store."""
 
     conversation: str
     """Its hash."""

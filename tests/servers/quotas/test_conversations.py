@@ -18,13 +18,14 @@ from otel_limits.runs.conversations import ConversationSums
 from tests.quotas.fixtures import PATIENCE, eventually
 
 if TYPE_CHECKING:
+    from otel_limits.core.usage import Number
     from tests.quotas.fixtures import Server
 
 KEY, AGENT, IDLE = "c" * 32, "writer", 600.0
 
 
 class Process:
-    """What a process has of conversations: its connection, and what it knows."""
+    """A process with a connection to the store, and the sums that it knows."""
 
     def __init__(self, url: str, timeout: float) -> None:
         """Connect in the background."""
@@ -56,7 +57,7 @@ class Process:
 
 
 def turns(number: int) -> ConversationSums:
-    """A conversation of so many turns."""
+    """A conversation with this number of turns."""
     return ConversationSums(turns=number)
 
 
@@ -93,7 +94,7 @@ def test_all_sums_reach_other_processes_exactly(start: Start, server: Server) ->
     """USD without rounding, what was asked for once, and what persons have granted."""
     first, second = start(server), start(server)
     price = Decimal("0.000000000001")
-    granted: dict[str, Any] = {"max_turns": 5, "max_cost_usd": Decimal("0.1")}
+    granted: dict[str, Number] = {"max_turns": 5, "max_cost_usd": Decimal("0.1")}
     part = ConversationSums(
         turns=1,
         model_calls=2,
@@ -144,7 +145,7 @@ def test_the_reply_to_an_addition_has_the_calls_of_others(start: Start, server: 
 
 
 def test_an_operators_reset_reaches_every_process(start: Start, server: Server) -> None:
-    """With its next invocation the conversation begins anew."""
+    """Its next invocation begins with nothing used."""
     process = start(server)
     process.add(7)
     assert process.read() == turns(7)
@@ -155,7 +156,7 @@ def test_an_operators_reset_reaches_every_process(start: Start, server: Server) 
 
 
 @pytest.mark.usefixtures("faulty")
-def test_additions_of_an_outage_count_here_at_once_and_everywhere_afterwards(
+def test_additions_during_an_outage_count_once_here_and_for_others(
     start: Start, own_server: Server
 ) -> None:
     """The server hangs, so it may have applied some of them already: each counts once."""
