@@ -58,6 +58,7 @@ from otel_limits.ledger.rows import (
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES
+from otel_limits.runs.conversations import conversation_hash
 from otel_limits.runs.responses import SeenResponses
 from otel_limits.usage.normaliser import counted
 
@@ -442,7 +443,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "task_id": _text(found.get(semconv.TASK_ID)) or _id(span),
         "agent": _agent_name(span),
         "session_id": name(session) if session is not None else None,
-        "conversation": None,
+        "conversation": _conversation_of([*reversed(around), span]),
         "trace_id": span.trace_id,
         "span_id": span.span_id,
         "source": "import",
@@ -457,6 +458,19 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "breach_observed": _text(observed),
         "halt": _text(found.get(semconv.STOP_MESSAGE)),
     }
+
+
+def _conversation_of(agents: Sequence[Span]) -> str | None:
+    """Return the hash of a conversation, as of live invocations: the outermost agent has it.
+
+    Args:
+        agents: The agent, after those around it.
+    """
+    for span in agents:
+        identity = span.attributes.get(semconv.CONVERSATION_ID)
+        if identity:
+            return conversation_hash(_agent_name(span), str(identity))
+    return None
 
 
 def _trace_row(span: Span) -> Row:

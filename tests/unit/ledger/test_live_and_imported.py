@@ -12,10 +12,12 @@ from opentelemetry import trace
 
 from otel_limits import disable, enable
 from otel_limits.cli.parser import main
+from otel_limits.runs.conversations import conversation_hash
 from tests.ledger.otlp import line
 from tests.unit.ledger.test_foreign_spans import agent_with
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -172,3 +174,28 @@ def test_realtime_session_is_imported_as_an_invocation(
     (session,) = ledger.invocations()
     assert [row["invocation_id"] for row in ledger.calls()] == [session["id"]]
     assert session["agent"] == "voice"
+
+
+def test_imported_agent_belongs_to_the_conversation_around_it(
+    ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    """As it does live; without an ID of a conversation it has none."""
+
+    def agent_span(name: str, conversation: str | None, within: Sequence[Shown] = ()) -> Shown:
+        attributes = {
+            "gen_ai.operation.name": "invoke_agent",
+            "gen_ai.agent.name": name,
+            "gen_ai.conversation.id": conversation,
+        }
+        return Shown(f"invoke_agent {name}", "app", attributes, within=[*within])
+
+    call = Shown("call", "app", {**KINDS[1], "gen_ai.usage.input_tokens": 9})
+    helpers = [agent_span("helper", "its own", [call]), agent_span("other", None)]
+    agent_span("lead", "thread 1", helpers).grow()
+    agent_span("alone", None).grow()
+    file = tmp_path / "spans.jsonl"
+    file.write_text(line(spans.get_finished_spans()))
+    assert main(["ledger", "import", str(file)]) == 0
+    key = conversation_hash("lead", "thread 1")
+    found = {row["agent"]: row["conversation"] for row in ledger.invocations()}
+    assert found == {"lead": key, "helper": key, "other": key, "alone": None}

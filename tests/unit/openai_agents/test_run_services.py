@@ -11,8 +11,11 @@ import pytest
 from agents import Runner, RunState, SQLiteSession, function_tool
 
 from otel_limits import Event, Limits, ModelCall, QuotaWait, Stop, disable, enable, kill
+from otel_limits.cli.parser import main
+from otel_limits.runs.conversations import conversation_hash
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedAgentsModel, says, uses
+from tests.ledger.otlp import line
 from tests.openai_agents.runs import (
     CALLS,
     UNTRACED,
@@ -25,6 +28,8 @@ from tests.openai_agents.runs import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 each_way = pytest.mark.parametrize("how", CALLS)
 each_kind = pytest.mark.parametrize("is_streamed", [False, True], ids=["run", "run_streamed"])
@@ -140,6 +145,29 @@ def test_ledger_has_each_call_of_a_handoff_once(
         ("second", "visit", "max_turns"),
     ]
     ledger.close()
+
+
+def test_conversation_of_a_session_is_the_same_live_and_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spans: InMemorySpanExporter
+) -> None:
+    """Its hash is that of the agent and the session's ID, which the span has."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", f"sqlite:///{tmp_path}/live.db")
+    enable(max_turns=4)
+    session = SQLiteSession("visit")
+    Runner.run_sync(
+        agent(ScriptedAgentsModel([says("x")])), "go", session=session, run_config=UNTRACED
+    )
+    session.close()
+    disable()
+    (tmp_path / "spans.jsonl").write_text(line(spans.get_finished_spans()), encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", f"sqlite:///{tmp_path}/imported.db")
+    assert main(["ledger", "import", str(tmp_path / "spans.jsonl")]) == 0
+    found = []
+    for name in ("live", "imported"):
+        ledger = sqlite3.connect(tmp_path / f"{name}.db")
+        found += ledger.execute("SELECT conversation FROM otel_limits_invocations").fetchall()
+        ledger.close()
+    assert found == [(conversation_hash("boss", "visit"),)] * 2
 
 
 @each_way
