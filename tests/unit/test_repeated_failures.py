@@ -169,7 +169,7 @@ def test_rows_are_bounded() -> None:
 
 
 def test_row_is_forgotten_after_a_day(fake_time: FakeTime) -> None:
-    """The cause may be mended by then; refused attempts do not keep it."""
+    """The cause may have gone; refused attempts do not keep it."""
     rows = FailureRows(CLOCK.now)
     assert [rows.add("a", "x", DOWN) for _ in range(2)] == [1, 2]
     fake_time.advance(MAX_SECONDS - 1)
@@ -199,6 +199,27 @@ def test_loop_of_an_application_is_ended() -> None:
         except OtherError:  # noqa: PERF203  as an application does
             errors += 1
     assert (errors, agent.model.calls) == (10, 10)  # type: ignore[attr-defined]
+
+
+def test_conversations_have_separate_rows(runs: RunRegistry) -> None:
+    """Many users may have the same question, and the same failure once each."""
+    users = [f"thread {number}" for number in range(100)]
+    error = OtherError("down")
+    assert {end(runs, error=error, conversation=user) for user in users} == {0}
+    assert {end(runs, error=error, conversation=user) for user in users} == {1}
+    assert end(runs, "end_turn", conversation=users[0]) == 2
+    assert [end(runs, error=error, conversation=user) for user in users[:2]] == [0, 2]
+    assert end(runs, error=error) == 0
+
+
+def test_new_agent_of_strands_is_another_conversation() -> None:
+    """It has the messages of another user."""
+    enable(Limits(max_repeated_failures=1))
+    agents = [make([fails(OtherError("down")), says("too late")]) for _ in range(3)]
+    for agent in agents:
+        with pytest.raises(OtherError):
+            agent("go")
+    assert {agent("go").stop_reason for agent in agents} == {"loop_detected"}
 
 
 def test_failures_of_a_helper_are_its_own() -> None:
