@@ -14,6 +14,7 @@ import pytest
 
 from tests import third_party
 from tests.launching import BIN, ENDLESS, INSTRUMENT, NO_EXPORT, RUN, execute
+from tests.paths import ROOT
 from tests.programs.test_autoload import Environment
 
 if TYPE_CHECKING:
@@ -156,17 +157,15 @@ def test_autoload_is_outdated_once_a_framework_was_installed(
 
 
 def test_autoload_is_outdated_once_a_binding_was_uninstalled(
-    site: Path, program: str, tmp_path: Path
+    site: Path, program: str, tmp_path: Path, only_strands: Path
 ) -> None:
     """Its agents run without limits, and nothing is there to be corrected or upgraded."""
     made = Environment(tmp_path / "environment")
-    packages = made.site / "_packages.pth"
-    before = packages.read_text()
-    packages.write_text(f"{before}{site}\n")
+    made.leave(ROOT, only_strands, site)
     made.autoload("install")
     (tmp_path / "framework").mkdir()
     third_party.install_framework(tmp_path / "framework")
-    packages.write_text(f"{before}{tmp_path / 'framework'}\n")
+    made.leave(ROOT, only_strands, tmp_path / "framework")
     sentence = f"{made.line} is outdated: bots-limits was uninstalled since. {RENEW}"
     assert sentence in execute(made.python, "-m", "otel_limits.cli", "check", **CAPS).log
     examined = doctor(made, program)
