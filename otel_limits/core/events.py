@@ -170,6 +170,8 @@ class ModelCall:
     """Tokens exactly as the provider reported them; `None` if it reported none."""
     reported_total: int | None = None
     """The provider's own total, with or without cached tokens."""
+    unknown_usage: tuple[str, ...] = ()
+    """The provider's names of tokens in its usage whose meaning is unknown."""
     turn: int = 0
     """Number of the turn it was made for, shared by retries of a response."""
     iteration: int = 0

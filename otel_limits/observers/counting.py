@@ -179,6 +179,8 @@ class CountingObserver(SeriesKeeper):
         calls = self.series(table.MODEL_CALLS, agent, model, event.kind)
         calls(1, _exemplar(event.invocation, event.span_id))
         self._spend(agent, model, event.usage, event.price)
+        if event.unknown_usage:
+            self.series(table.UNKNOWN_USAGE, agent, model)(1)
 
     def _spend(self, agent: str, model: str, usage: Usage, price: Decimal | None) -> None:
         """Count tokens and cost of a call, creating the series at 0 if it used nothing."""

@@ -130,6 +130,12 @@ UNPRICED_TOKENS: Final = MetricSpec(
     help="Tokens of model calls without a known price. Not included in any cost.",
     unit="{token}",
 )
+UNKNOWN_USAGE: Final = MetricSpec(
+    name="otel_limits_unknown_usage_calls_total",
+    labels=("agent", "model"),
+    help="Model calls whose usage has tokens with an unknown meaning. The log has their names.",
+    unit="{call}",
+)
 IN_PROGRESS: Final = MetricSpec(
     name="otel_limits_invocations_in_progress",
     labels=("agent",),

@@ -1,4 +1,4 @@
-"""Logs halts, soft limits, once per model why it has no price, and once per agent lost tasks."""
+"""Logs halts, soft limits, and once each why a model has no price and what usage is unknown."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from otel_limits.observers.protocol import BaseObserver
 
 MOST_UNPRICED = 100
 """Models logged at each level; the others are only in the metric."""
+MOST_UNKNOWN = 100
+"""Names in usages that are logged; calls with others are only in the metric."""
 
 MORE_UNPRICED = (
     "More than %d models have no price. Further models are only counted in the metric "
@@ -47,12 +49,11 @@ class LogObserver(BaseObserver):
         """Subscribe to halts, warnings, model calls and lost tasks."""
         self._with_lost_tasks: dict[str, object] = {}
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
+        self._unknown: set[str] = set()
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
-            RepeatedFailures: _log_repeated_failures,
-            ModelCall: self._log_unpriced,
-            TaskLost: self._log_lost_task,
+            ModelCall: self._log_call,
         }
 
     def _log_lost_task(self, event: TaskLost) -> None:
@@ -62,6 +63,23 @@ class LogObserver(BaseObserver):
         agent, logged, mine = event.invocation.agent, self._with_lost_tasks, object()
         if len(logged) < MOST_AGENTS and logged.setdefault(agent, mine) is mine:
             logger.warning(LOST_TASK, quoted(agent))
+
+    def _log_call(self, event: ModelCall) -> None:
+        for each in event.unknown_usage:
+            self._log_unknown(each, event.model)
+        self._log_unpriced(event)
+
+    def _log_unknown(self, name: str, model: str) -> None:
+        """Log once what a usage contains that no rule understands."""
+        if name in self._unknown or len(self._unknown) >= MOST_UNKNOWN:
+            return
+        self._unknown.add(name)
+        logger.warning(
+            "The usage of model %r has tokens whose price is unknown: %s. They are counted, the "
+            "price of such calls is unknown, and limits in USD count its upper bound.",
+            clean(model),
+            clean(name),
+        )
 
     def _log_unpriced(self, event: ModelCall) -> None:
         """Log once per model and level why it has no price; a warning if cost is limited."""

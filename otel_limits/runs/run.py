@@ -931,6 +931,7 @@ class CallTracker:
                 provider=call.provider,
                 reported=call.record.reported,
                 reported_total=call.record.total,
+                unknown_usage=billable.unplaced.names if billable.unplaced else (),
                 # The turn counts once its response is accepted, which comes after this.
                 turn=run.part.turns + 1,
                 iteration=run.tally.iterations + 1,

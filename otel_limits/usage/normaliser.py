@@ -12,6 +12,7 @@ from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from otel_limits.core.labels import clean
 from otel_limits.core.usage import (
     NO_USAGE,
     NOTHING_REPORTED,
@@ -335,6 +336,8 @@ def _settled(
     return Settled(sent + rest, output, rest=rest)
 
 
+NAMED: Final = 5
+"""Names of parts in a reason."""
 NO_RATE: Final = "the rate of its {} is unknown"
 NO_PLACE: Final = "its input may or may not contain its cached tokens"
 NO_REST: Final = "its total has {:,} tokens more than its parts"
@@ -350,11 +353,12 @@ def _without_doubts(
     doubts = found.doubts(explained)
     if placed.is_sure and not (doubts or rest):
         return record
+    names = list(dict.fromkeys(clean(each.name) for each in doubts))[:NAMED]
     reasons, tokens = [], Counter[str]()
     for each in doubts:
         tokens[each.side] += each.tokens
     if doubts:
-        reasons.append(NO_RATE.format(", ".join(dict.fromkeys(each.name for each in doubts))))
+        reasons.append(NO_RATE.format(", ".join(names)))
     # Without a total, parts in doubt may be beside the rest.
     left_out = tokens.copy() if record.total is None else Counter[str]()
     if not placed.is_sure:
@@ -365,7 +369,7 @@ def _without_doubts(
         reasons.append(NO_REST.format(rest))
         tokens[INPUT if rule.rest == INPUT else ""] += rest
     unplaced = Unplaced(
-        names=tuple(dict.fromkeys(each.name for each in doubts)),
+        names=tuple(names),
         reason="; ".join(reasons),
         input=min(tokens[INPUT], usage.input),
         output=min(tokens[OUTPUT], usage.output),
@@ -434,7 +438,6 @@ def _rule_of_span(
 
 @functools.lru_cache(REMEMBERED)
 def _for_model(rule: UsageRule, provider: str, model: str) -> UsageRule:
-    names, model = field_names(), model.lower()
-    rest = next((rest for part, rest in names.rests.items() if part in model), rule.rest)
-    named = f"{model} {provider.lower()}"
+    names, named = field_names(), f"{model} {provider}".lower()
+    rest = next((rest for part, rest in names.rests.items() if part in named), rule.rest)
     return replace(rule, rest=rest, may_be_net=any(part in named for part in names.net))

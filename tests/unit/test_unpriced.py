@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import REGISTRY
 
-from otel_limits import Limits, Stop, enable, stop_of
+from otel_limits import Limits, ModelCall, Stop, enable, stop_of
 from otel_limits.core.errors import MaxCostReachedError
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_model
@@ -54,6 +55,26 @@ def warnings_of(caplog: pytest.LogCaptureFixture, words: str) -> list[str]:
         for record in caplog.records
         if record.levelno == logging.WARNING and words in record.getMessage()
     ]
+
+
+def test_usage_of_unknown_meaning_is_warned_of_once_by_its_name(
+    make_agent: MakeAgent, events: list[Event], source: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has the name, each event of such a call, too, and the metric counts the calls."""
+    usage = {"inputTokens": 90, "outputTokens": 10, "totalTokens": 100, "quantumInputTokens": 5}
+    enable(Limits(max_turns=3), observers=[events.append])
+    make_agent(ScriptedModel(endless(uses("search", usage=usage)), model_id="other"))("go")
+    (warning,) = warnings_of(caplog, "quantumInputTokens")
+    assert "'other'" in warning
+    calls = [each.unknown_usage for each in events if isinstance(each, ModelCall)]
+    assert calls == [("quantumInputTokens",)] * 3
+    counted = [
+        sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+        if sample.name == "otel_limits_unknown_usage_calls_total"
+    ]
+    assert counted == [3]
 
 
 def test_each_model_without_a_price_is_warned_of_once(

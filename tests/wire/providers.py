@@ -153,12 +153,21 @@ PROVIDERS = (
     Provider(
         name="xAI via OpenAI's class",
         bills=XAI,
-        **{**BY_OPENAI, "usage": OUTSIDE},
+        **{
+            **BY_OPENAI,
+            "usage": OUTSIDE,
+            "make": functools.partial(models.openai, model_id="grok-4"),
+        },
     ),
     Provider(
         name="Gemini via OpenAI's class",
         bills="https://ai.google.dev/gemini-api/docs/openai",
-        **{**BY_OPENAI, "usage": OUTSIDE, "error": GEMINI["error"]},
+        **{
+            **BY_OPENAI,
+            "usage": OUTSIDE,
+            "error": GEMINI["error"],
+            "make": functools.partial(models.openai, model_id="gemini-2.5-pro"),
+        },
     ),
     Provider(
         name="DeepSeek via OpenAI's class",

@@ -312,5 +312,6 @@ def test_metrics_without_a_panel_or_alert_are_known() -> None:
         "overshoot_tokens",
         "quota_wait_seconds",
         "synthetic_messages_total",
+        "unknown_usage_calls_total",
         "warnings_total",
     }
