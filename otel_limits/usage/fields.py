@@ -45,7 +45,7 @@ USAGES: Final = frozenset(
 OF_TOKENS: Final = re.compile(
     "token|(?:input|output|prompt|completion).*(?:cache|detail|reasoning|thinking)", re.IGNORECASE
 )
-"""What a count is called that is not of memory or disks."""
+"""Names of a count that is not of memory or disks."""
 OUTSIDE: Final = "/"
 UNNAMED: Final = "?"
 DETAIL: Final = PRECEDENCE.index("detail")
@@ -66,7 +66,7 @@ class FieldNames(NamedTuple):
     net: tuple[str, ...]
     """Parts of names of models and providers whose own input leaves out cached tokens."""
     rests: Mapping[str, Rest]
-    """What an unexplained rest of a total is, by a part of a model's ID."""
+    """The meaning of an unexplained rest of a total, by a part of a model's ID."""
 
 
 @functools.cache
@@ -150,7 +150,7 @@ class Fields:
     def counts(self, kind: str) -> dict[int, str]:
         """Return its different counts with their names, those of the first place that has any.
 
-        0 beside another count is one that was not reported.
+        A 0 next to another count is one that was not reported.
         """
         places = self._found.get(kind)
         if places is None:

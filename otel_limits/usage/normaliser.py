@@ -257,7 +257,7 @@ class Placement(NamedTuple):
     thoughts: int
     """Reasoning tokens to add to the output."""
     is_sure: bool
-    """False if neither the total nor any rule tells."""
+    """False if neither the total nor any rule decides."""
 
 
 def _placement(found: Fields, rule: UsageRule, cached: int, thoughts: int) -> Placement:
@@ -271,7 +271,7 @@ def _placement(found: Fields, rule: UsageRule, cached: int, thoughts: int) -> Pl
     )
     if sent is None or output is None:
         return by_rule
-    # The gross input beside the net one, as in the details of an emitter that adds them up.
+    # The gross input next to the net one, as in the details of an emitter that adds them up.
     net = found.detail(INPUT)
     if cached and net is not None and net + cached == sent:
         by_rule = by_rule._replace(cached=0, is_sure=True)
@@ -359,7 +359,7 @@ def _without_doubts(
         tokens[each.side] += each.tokens
     if doubts:
         reasons.append(NO_RATE.format(", ".join(names)))
-    # Without a total, parts in doubt may be beside the rest.
+    # Without a total, parts in doubt may be outside of the others.
     left_out = tokens.copy() if record.total is None else Counter[str]()
     if not placed.is_sure:
         reasons.append(NO_PLACE)
@@ -395,7 +395,7 @@ UNKNOWN_PARTS: Final[Mapping[str, Mapping[str, Any]]] = {
     words.INPUT_AUDIO: {"input_audio": None},
     words.OUTPUT_AUDIO: {"output_audio": None},
 }
-"""What a usage has of a part with several counts."""
+"""The values of parts with several counts."""
 
 
 # --- how each vendor and instrumentation counts ---------------------------------------------------

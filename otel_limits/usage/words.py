@@ -1,4 +1,4 @@
-"""What the name of a count means, by its words: rules, and a list of exceptions only."""
+"""The meaning of the name of a count, by its words: rules, and a list of exceptions only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ its details, and then the same of attributes outside of any known usage."""
 
 
 class Meaning(NamedTuple):
-    """What a count is of."""
+    """The kind of tokens of a count."""
 
     kind: str
     """One of the kinds above."""
@@ -63,7 +63,7 @@ class Lexicon(NamedTuple):
     """The contents of `fields.yaml`."""
 
     words: Mapping[str, str]
-    """What each word says."""
+    """The meaning of each word."""
     glued: re.Pattern[str]
     """Words without anything between them, as in `prompttokens`."""
     innocent: frozenset[str]
@@ -198,4 +198,4 @@ OF_CACHE: Final[Mapping[frozenset[str], str]] = {
         for ttl, kind in (("ttl_5m", CACHE_WRITE_5M), ("ttl_1h", CACHE_WRITE_1H))
     },
 }
-"""What is reported of a cache."""
+"""The reported parts of a cache."""

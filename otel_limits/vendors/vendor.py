@@ -16,7 +16,7 @@ Cached: TypeAlias = Literal["inside", "outside", "by total"]
 """Whether the input contains cached tokens; `by total` if only the total reveals it."""
 
 Rest: TypeAlias = Literal["input", "output", "unknown"]
-"""What tokens of the total are that no part explains."""
+"""The side of tokens of a total that no part explains."""
 
 LOCAL: Final = "local"
 """The vendor of models that run on the user's own machines."""

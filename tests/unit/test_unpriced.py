@@ -19,6 +19,8 @@ from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from strands.agent.agent_result import AgentResult
 
     from otel_limits.core.events import Event
@@ -75,6 +77,28 @@ def test_usage_of_unknown_meaning_is_warned_of_once_by_its_name(
         if sample.name == "otel_limits_unknown_usage_calls_total"
     ]
     assert counted == [3]
+
+
+class Configured(ScriptedModel):
+    """A model whose only sign of its ID is the method that every model has."""
+
+    def __init__(self, answers: Iterable[Any]) -> None:
+        """Keep no attribute `config`."""
+        super().__init__(answers)
+        del self.config
+
+    def get_config(self) -> dict[str, str]:
+        """Return the configuration."""
+        return {"model_id": "other"}
+
+
+def test_model_without_attributes_is_known_by_its_configuration(
+    make_agent: MakeAgent, events: list[Event], source: str
+) -> None:
+    """Its ID is what prices and metrics need."""
+    enable(Limits(max_turns=1), observers=[events.append])
+    make_agent(Configured([says("hi")]))("go")
+    assert [each.model for each in events if isinstance(each, ModelCall)] == ["other"]
 
 
 def test_each_model_without_a_price_is_warned_of_once(

@@ -143,7 +143,7 @@ def test_audio_without_a_share_counts_as_audio_only() -> None:
             {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 210},
             "0.00135",
         ),
-        # Cached tokens within the input, or beside it.
+        # Cached tokens within the input, or next to it.
         (
             "claude-sonnet-4-5",
             "MyModel",
@@ -177,14 +177,14 @@ def test_unplaced_tokens_count_at_the_highest_rate_of_their_side(
     ids=lambda usage: list(usage)[2],
 )
 def test_bound_is_at_least_the_price_of_any_reading(usage: dict[str, Any], part: int) -> None:
-    """Wherever the tokens belong: all of them read, written, audio or output, inside or beside."""
+    """All of them may be read, written, audio or output, inside the input or outside."""
     rates: dict[str, Any] = {
         "input": 3, "output": 15, "cache_read": Decimal("0.3"), "cache_write": Decimal("3.75"),
         "input_audio": 10, "output_audio": 20,
     }  # fmt: skip
-    told = {name: part if count == "{}" else count for name, count in usage.items()}
-    told["total_tokens"] = told["total_tokens"] + 1_010 if "total_tokens" in told else None
-    record = record_of_usage(told, "MyModel", "claude")
+    counts = {name: part if count == "{}" else count for name, count in usage.items()}
+    counts["total_tokens"] = counts["total_tokens"] + 1_010 if "total_tokens" in counts else None
+    record = record_of_usage(counts, "MyModel", "claude")
     call = billable_call("m", "MyModel", record.usage, None, PricingTerms(), record.unplaced)
     found = Prices({"m": Price(**rates)}).quote(call)
     readings = [
@@ -200,7 +200,7 @@ def test_bound_is_at_least_the_price_of_any_reading(usage: dict[str, Any], part:
     assert found.charge >= max(each for each in known if each is not None)
 
 
-def test_field_that_a_vendor_adds_halts_nobody(
+def test_field_that_a_vendor_adds_halts_no_agent(
     make_agent: MakeAgent, events: list[Event], source: str
 ) -> None:
     """Its tokens have no price in the books, and the limit counts the most that they can cost."""

@@ -162,7 +162,7 @@ def usage_of(
 def _repeated_in(chunks: Sequence[Any]) -> list[Mapping[str, int]]:
     """Return the usages of chunks that each have the whole input, which LangChain adds up.
 
-    Some servers repeat the usage so far in every chunk, such as vLLM with `continuous_usage_stats`.
+    Some servers repeat the running usage in every chunk: vLLM with `continuous_usage_stats`.
     """
     told = [getattr(each, "usage_metadata", None) or {} for each in chunks]
     repeated = [each for each in told if each.get("input_tokens")]

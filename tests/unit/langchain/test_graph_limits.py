@@ -243,7 +243,7 @@ def test_usage_that_every_chunk_repeats_counts_once(
     kind: str,
     expected: tuple[int, int] | None,
 ) -> None:
-    """LangChain adds up the chunks, also of servers that report the usage so far in each."""
+    """LangChain adds up the chunks, also of servers that report the running usage in each."""
     enable(observers=[events.append])
     make: Any = Repeats
     graph = create_agent(make([[counts(*each) for each in usages]]), [], name="boss")

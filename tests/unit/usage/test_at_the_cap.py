@@ -36,7 +36,7 @@ CACHED: dict[str, tuple[str, dict[str, int], tuple[int, int]]] = {
         {"inputTokens": 50, "outputTokens": 30, "totalTokens": 12_080},
         (12_050, 30),
     ),
-    "reasoning beside": (
+    "reasoning outside": (
         "litellm",
         {"inputTokens": 12_050, "outputTokens": 10, "totalTokens": 12_080},
         (12_050, 30),
@@ -47,7 +47,7 @@ CACHED: dict[str, tuple[str, dict[str, int], tuple[int, int]]] = {
         (12_070, 10),
     ),
 }
-MODELS = {"reasoning beside": "xai/grok-4"}
+MODELS = {"reasoning outside": "xai/grok-4"}
 """Usage as Strands' class of a provider hands it on, and what is billed; 2,000 tokens are read from
 the cache, and 10,000 written."""
 

@@ -410,7 +410,7 @@ class Odd:
         self.__dict__.update(members, own=self)
 
 
-def test_each_word_says_one_thing() -> None:
+def test_each_word_has_one_meaning() -> None:
     """The file is not checked when it is read, and a later word would replace an earlier one."""
     known = facts("usage/fields.yaml")
     words = [word for held in known["words"].values() for word in held]
@@ -499,7 +499,7 @@ def test_any_span_usage_becomes_whole_numbers(
 
 
 def record_of(case: Case) -> UsageRecord:
-    """Read a usage through the door that its emitter uses."""
+    """Read a usage as its emitter writes it."""
     if case.is_span:
         return record_of_span({"gen_ai.operation.name": "chat", **case.raw}, "acme", "", case.model)
     return record_of_usage(case.raw, case.provider, case.model)
@@ -521,10 +521,10 @@ def test_random_usage_is_exact_or_unknown() -> None:
 
 def test_innocent_attributes_change_nothing() -> None:
     """Costs, times, shares, flags, bounds, sums and settings of a request are no usage."""
-    told = {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 20}
-    expected = record_of_span(told)
+    counts = {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 20}
+    expected = record_of_span(counts)
     for name, value in innocents(seed=1, number=200):
-        assert record_of_span({**told, name: value}) == expected, name
+        assert record_of_span({**counts, name: value}) == expected, name
 
 
 UNPLACED: dict[str, tuple[str, str, dict[str, Any], Usage, str]] = {
@@ -570,7 +570,7 @@ UNPLACED: dict[str, tuple[str, str, dict[str, Any], Usage, str]] = {
 
 
 @pytest.mark.parametrize("case", UNPLACED)
-def test_tokens_that_cannot_be_placed_are_said(case: str) -> None:
+def test_tokens_that_cannot_be_placed_are_named(case: str) -> None:
     """They are counted at least by the vendor's total, and never as output."""
     provider, model, raw, usage, reason = UNPLACED[case]
     record = record_of_usage(raw, provider, model)
@@ -633,7 +633,7 @@ PLACED: dict[str, tuple[str, str, dict[str, Any], Usage]] = {
 
 @pytest.mark.parametrize("case", PLACED)
 def test_tokens_are_placed_by_vendor_and_family(case: str) -> None:
-    """Where the total alone does not tell."""
+    """Where the total alone does not show it."""
     provider, model, raw, usage = PLACED[case]
     record = record_of_usage(raw, provider, model)
     assert (record.sure, record.usage, record.unplaced) == ("measured", usage, None)
