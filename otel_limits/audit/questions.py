@@ -18,6 +18,7 @@ from otel_limits.audit.show import SHOW
 from otel_limits.audit.spend import SPEND
 from otel_limits.audit.stops import STOPS
 from otel_limits.audit.suggest import SUGGEST
+from otel_limits.audit.unmeasured import UNMEASURED
 from otel_limits.audit.verify import VERIFY
 
 QUESTIONS: Final = (
@@ -30,5 +31,6 @@ QUESTIONS: Final = (
     SUGGEST,
     ANOMALIES,
     GRANTS,
+    UNMEASURED,
     VERIFY,
 )

@@ -23,6 +23,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits audit suggest": "otel-limits audit suggest --since 30d",
     "otel-limits audit anomalies": "otel-limits audit anomalies --since 30d",
     "otel-limits audit grants": "otel-limits audit grants --since 30d",
+    "otel-limits audit unmeasured": "otel-limits audit unmeasured --since 7d",
     "otel-limits audit verify": "otel-limits audit verify",
     "otel-limits audit schema": "otel-limits audit schema spend",
     "otel-limits ledger": "otel-limits ledger prune --older-than 90d",

@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.core.usage import Unplaced
+
 if TYPE_CHECKING:
-    from otel_limits.core.usage import Unplaced, Usage
+    from otel_limits.core.usage import Usage
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
@@ -103,11 +105,14 @@ class BillableCall:
             "own_class": self.own_class,
             "region": self.region,
             "open": self.unknowns or None,
+            UNPLACED: None if self.unplaced is None else self.unplaced.reason,
         }
         known = {name: value for name, value in basis_parts.items() if value is not None}
         return json.dumps(known) if known else None
 
 
+UNPLACED: Final = "unplaced"
+"""The key of why some tokens have no known rate."""
 BASIS: Final = ("input_audio", "output_audio", "web_searches")
 """Counts that few calls have."""
 
@@ -194,6 +199,7 @@ def billable_call_in_ledger(
     if not isinstance(basis_parts, dict):
         basis_parts = {"open": ["its pricing inputs cannot be read"]}
     parts: dict[str, Any] = {name: basis_parts.get(name) for name in BASIS}
+    unplaced = basis_parts.get(UNPLACED)
     return BillableCall(
         model=model,
         provider=provider,
@@ -203,6 +209,7 @@ def billable_call_in_ledger(
         own_class=basis_parts.get("own_class"),
         region=basis_parts.get("region"),
         unknowns=tuple(basis_parts.get("open", ())),
+        unplaced=None if unplaced is None else Unplaced(reason=str(unplaced)),
     )
 
 

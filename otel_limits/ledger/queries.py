@@ -8,6 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.events import HALTED
+from otel_limits.core.terms import UNPLACED
 from otel_limits.ledger.rows import LOST, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
@@ -85,6 +86,25 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         .join(call, call.c.invocation_id == RUNS.id)
         .where(call.c.id.in_(candidates), call.c.state.in_(("zero", *UNKNOWN_SIZE)))
         .group_by(*keys, call.c.state)
+    )
+    yield from connection.execute(statement)
+
+
+def unmeasured_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
+    """Count calls without a measured size, or with tokens of unknown rates."""
+    call = MODEL_CALL_TABLE.alias()
+    keys = (call.c.agent, call.c.model, call.c.state, call.c.price_basis)
+    is_unplaced = call.c.price_basis.like(f'%"{UNPLACED}"%')
+    statement = (
+        _of_runs(
+            selection,
+            *keys,
+            sa.func.count().label("calls"),
+            sa.func.sum(call.c.input_tokens + call.c.output_tokens).label("tokens"),
+        )
+        .join(call, call.c.invocation_id == RUNS.id)
+        .where(call.c.state.in_(UNKNOWN_SIZE) | is_unplaced)
+        .group_by(*keys)
     )
     yield from connection.execute(statement)
 

@@ -340,7 +340,7 @@ NAMED: Final = 5
 """Names of parts in a reason."""
 NO_RATE: Final = "the rate of its {} is unknown"
 NO_PLACE: Final = "its input may or may not contain its cached tokens"
-NO_REST: Final = "its total has {:,} tokens more than its parts"
+NO_REST: Final = "its total has more tokens than its parts"
 
 
 def _without_doubts(
@@ -366,7 +366,7 @@ def _without_doubts(
         tokens[INPUT] += cached
         left_out[INPUT] += cached
     if rest:
-        reasons.append(NO_REST.format(rest))
+        reasons.append(NO_REST)
         tokens[INPUT if rule.rest == INPUT else ""] += rest
     unplaced = Unplaced(
         names=tuple(names),

@@ -198,3 +198,35 @@ def test_a_price_for_bedrock_alone_is_that_of_an_imported_call(
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     assert main(["ledger", "import", str(EMITTED / "strands.jsonl")]) == 0
     assert {row["price_source"] for row in ledger.calls()} == {"policy"}
+
+
+@listed
+def test_calls_without_measured_usage_are_listed_with_the_reason(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokens without a known rate are named as the provider named them."""
+    chat: dict[str, Any] = {
+        "gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o", **USED,
+    }  # fmt: skip
+    calls: tuple[dict[str, Any], ...] = (
+        {**chat, "gen_ai.usage.quantum_input_tokens": 4},
+        {**chat, "gen_ai.usage.total_tokens": 40},
+        {"gen_ai.operation.name": "chat", "gen_ai.request.model": "gpt-4o"},
+        {**chat, "gen_ai.usage.cost": 7},
+    )
+    file = tmp_path / "spans.jsonl"
+    lines = (spans(each).replace("1" * 32, f"{n:032x}") for n, each in enumerate(calls, 1))
+    file.write_text("".join(lines))
+    assert main(["ledger", "import", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["audit", "unmeasured", "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["unmeasured"]
+    assert {(each["reason"], each["calls"], each["tokens"]) for each in rows} == {
+        ("the rate of its gen_ai.usage.quantum_input_tokens is unknown", 1, 15),
+        ("its total has more tokens than its parts", 1, 40),
+        ("the provider reported no usage: not counted", 1, 0),
+    }
+    prices = [each["price_pico"] for each in ledger.calls() if each["input_tokens"]]
+    assert sorted(each is None for each in prices) == [False, True, True]
+    assert main(["ledger", "reprice"]) == 0
+    assert prices == [each["price_pico"] for each in ledger.calls() if each["input_tokens"]]
