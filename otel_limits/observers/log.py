@@ -1,10 +1,10 @@
-"""Logs halts, soft limits, and once each why a model has no price and what usage is unknown."""
+"""Logs halts and soft limits, and once each a missing price, unknown usage and a lost task."""
 
 from __future__ import annotations
 
 import logging
 
-from otel_limits.core.events import Halt, LimitWarning, ModelCall, TaskLost
+from otel_limits.core.events import Halt, LimitWarning, ModelCall, RepeatedFailures, TaskLost
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import over_resumes
 from otel_limits.core.wording import shortest
@@ -41,19 +41,21 @@ logger = logging.getLogger("otel_limits")
 
 
 class LogObserver(BaseObserver):
-    """Logs halts, reached soft limits, models without a price and lost tasks."""
+    """Logs halts, reached soft limits, failures in a row, missing prices and lost tasks."""
 
     component = "log"
 
     def __init__(self) -> None:
-        """Subscribe to halts, warnings, model calls and lost tasks."""
+        """Subscribe to halts, warnings, failures in a row, model calls and lost tasks."""
         self._with_lost_tasks: dict[str, object] = {}
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self._unknown: set[str] = set()
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
+            RepeatedFailures: _log_repeated_failures,
             ModelCall: self._log_call,
+            TaskLost: self._log_lost_task,
         }
 
     def _log_lost_task(self, event: TaskLost) -> None:

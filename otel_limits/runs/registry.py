@@ -167,6 +167,8 @@ class RunRegistry(Services):
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
         task = task or Task(identity, policy, self.now(), before)
+        if given and not answers:  # an answer is not the input of its task
+            task.given = given
         if more is not None:
             task.extend(more)
         run = Run(

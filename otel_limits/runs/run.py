@@ -111,6 +111,7 @@ class Services:
         self.clock = CLOCK
         self.now = CLOCK.now
         self.interrupted = InterruptedTasks(self.now, report=self._report_forgotten)
+        self.failures = FailureRows(self.now)
 
     def _report_forgotten(self, interrupts: int) -> None:
         self.observers.publish(events.TaskLost(cause="forgotten", interrupts=interrupts))

@@ -10,7 +10,7 @@ from strands.telemetry import tracer as strands_tracer
 
 from tests.features import rows_of_langchain
 from tests.features.behaviours import ROWS
-from tests.features.faults import FAULT_ROWS
+from tests.features.faults import FAULT_ROWS, faults_in, shared_functions
 from tests.features.page import SUBJECTS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.extensions import extension_of
-from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
+from otel_limits.bindings.invocation import UNKNOWN, InvocationInProgress, invocation_of_task
 from otel_limits.bindings.openai_agents.interrupted_runs import keep, key_of
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
@@ -73,7 +73,7 @@ class AgentRun:
         answers: The keys of the tasks that it continues after an interrupt, by agent.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what is known when a run begins
         self,
         host: Host,
         agent: str,
