@@ -36,6 +36,7 @@ from tests.ledger.size import one
 from tests.paths import ROOT
 from tests.postgresql import PROGRAMS
 from tests.programs.ledger.test_durability import record_from_processes
+from tests.resumed import SUBJECTS, run_allowed
 from tests.unit.ledger.test_durability import rows_of
 from tests.unit.ledger.test_waiting import check_equivalence
 
@@ -70,6 +71,25 @@ def database(
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", server.url(name))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
     return name
+
+
+@pytest.mark.usefixtures("database")
+def test_tasks_are_added_up(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sums over a window are decimal numbers in PostgreSQL."""
+    enable(Limits(max_turns=3))
+    _, endings = run_allowed(SUBJECTS[0])
+    run_allowed(SUBJECTS[0], 1)
+    disable()
+    assert main(["audit", "suggest", "--min-invocations", "1"]) == 0
+    assert "unknown, but above 3 turns or 45 tokens." in capsys.readouterr().out
+    assert main(["audit", "backtest", "--max-turns", "2", "--format", "json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["backtest"]
+    assert (row["invocations"], row["halted"], row["saved_tokens"]) == (2, 1, 15)
+    stop = endings[-1].stop
+    assert stop is not None
+    for identity in (stop.task.id, stop.invocation_id):
+        assert main(["audit", "show", identity, "--format", "json"]) == 0
+        assert len(json.loads(capsys.readouterr().out)["tasks"]) == 4
 
 
 def test_an_agent_is_recorded(server: Server, database: str, make_agent: MakeAgent) -> None:
