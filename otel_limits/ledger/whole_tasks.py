@@ -160,21 +160,26 @@ def _is_resumed(selection: Selection) -> sa.ColumnElement[bool]:
 
 
 def _resumed(selection: Selection) -> sa.Subquery:
-    """Add up the invocations of each task of several."""
-    of_task = {"partition_by": RUNS.task_id}
+    """Add up the invocations of each task of several; how it ended is in its last one."""
     # PostgreSQL's sums would be decimal numbers.
-    sums = [
-        sa.cast(sa.func.sum(column).over(**of_task), BIG).label(column.name)
-        for column in (*(RUNS[name] for name in SUMS), COST.label("price_pico"))
-    ]
-    started = sa.func.min(RUNS.started_us).over(**of_task).label("started_us")
-    from_end = sa.func.row_number().over(
-        **of_task, order_by=(RUNS.started_us.desc(), RUNS.id.desc())
+    counts = [sa.cast(sa.func.sum(RUNS[name]), BIG).label(name) for name in SUMS]
+    started, price = sa.func.min(RUNS.started_us), sa.func.sum(COST)
+    added_up = (
+        sa.select(RUNS.task_id, started.label("started_us"), *counts, price.label("price_pico"))
+        .where(_is_resumed(selection))
+        .group_by(RUNS.task_id)
+        .subquery()
+        .c
     )
-    every = sa.select(*(RUNS[name] for name in ENDS), started, *sums, from_end.label("from_end"))
-    each = every.where(_is_resumed(selection)).subquery().c
-    names = (*ENDS, "started_us", *SUMS, "price_pico")
-    return sa.select(*(each[name] for name in names)).where(each.from_end == 1).subquery()
+    later = OTHERS.c.started_us > RUNS.started_us
+    as_late = (OTHERS.c.started_us == RUNS.started_us) & (OTHERS.c.id > RUNS.id)
+    follows = RESUMED.where(OTHERS.c.task_id == RUNS.task_id, later | as_late).exists()
+    sums = (added_up[name] for name in ("started_us", *SUMS, "price_pico"))
+    return (
+        sa.select(*(RUNS[name] for name in ENDS), *sums)
+        .where(RUNS.task_id == added_up.task_id, ~follows)
+        .subquery()
+    )
 
 
 def _single_using(selection: Selection, totals: Mapping[str, int]) -> sa.Select[Any]:
