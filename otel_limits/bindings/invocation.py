@@ -222,7 +222,7 @@ class InvocationInProgress(Admission):
         *,
         asked: object = None,
         answer: object = None,
-        answers: Iterable[str] = (),
+        answers: Collection[str] = (),
         **options: Any,
     ) -> Self | None:
         """Start an invocation; return `None` if agents are not limited.

@@ -209,18 +209,18 @@ class AgentRun:
         """End the invocations of all agents, however the run has ended."""
         # Its input is that of the first agent, not that of the last one.
         self.root.run.judge(self._reason, self.root.error, self.active.run)
-        for invocation in reversed(
-            tuple(self._paths.values())
-        ):  # the first agent's contains the others
+        kept = dict(self._answers)
+        # The first agent's invocation contains the others.
+        for agent, invocation in reversed(tuple(self._paths.items())):
             run, reason = invocation.run, self._reason if invocation is self.active else HANDOFF
             if self._interrupted is not None:
-                invocation.interrupts = [key_of(run.invocation.id)]
+                kept[agent] = key_of(run.invocation.id)
+                invocation.interrupts = [kept[agent]]
             if run.verdict is not None and run.action != "observed":
                 reason = run.verdict.reason
             invocation.finish(reason, invocation.error)
         if self._interrupted is not None:
-            own = {agent: each.interrupts[0] for agent, each in self._paths.items()}
-            keep(self._interrupted, {**self._answers, **own})
+            keep(self._interrupted, kept)
 
 
 OWN_CAPS: Final[set[str]] = set()
