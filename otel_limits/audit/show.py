@@ -222,7 +222,8 @@ def _task_of(branches: Sequence[Branch], legs: Iterable[Any]) -> str:
     turns = [leg.turns or 0 for leg in legs if leg.task_id == row.task_id]
     if not turns:
         return ""
-    return f" Its task has {len(turns)} invocations, with {pluralize(sum(turns), 'turn')}."
+    invocations = pluralize(len(turns), "invocation")
+    return f" Its task has {invocations}, with {pluralize(sum(turns), 'turn')}."
 
 
 def _sentence(row: Any) -> str:

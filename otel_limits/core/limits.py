@@ -346,8 +346,8 @@ class Breach:
         # A tree limit has the same name with a prefix.
         kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
         if kind is not None and kind.is_refusal:  # `observed` includes the refused call
-            used = f"used{over_resumes(self, 'by')}"
-            return f"{self.cap} of {self.cap} {self.unit} {used}, and one more was requested"
+            by = over_resumes(self, "by")
+            return f"{self.cap} of {self.cap} {self.unit} used{by}, and one more was requested"
         if self.reason == LOOP_DETECTED_STOP_REASON:
             return f"{self.observed} of {self.cap} {self.unit}{over_resumes(self, 'in')}"
         at_most = "at most " if self.at_most else ""

@@ -6,7 +6,6 @@ one of its invocations does.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -64,17 +63,17 @@ def tasks(
 
 
 def invocations_of(connection: sa.Connection, ids: Iterable[str]) -> list[Any]:
-    """List the invocations of some tasks, in order; those of a single one are left out."""
+    """List the invocations of some tasks, in order, unless a task has only its first one."""
+    several = RESUMED.where(OTHERS.c.task_id.in_(ids)).distinct()
+    resumed = connection.execute(several).scalars().all()
     # An index has those that continue a task; the first one has the ID of its task.
-    continues = (RUNS.task_id != RUNS.id) & RUNS.task_id.in_(ids)
+    continues = (RUNS.task_id != RUNS.id) & RUNS.task_id.in_(resumed)
     statement = (
         sa.select(INVOCATION_TABLE)
-        .where(continues | RUNS.id.in_(ids))
+        .where(continues | RUNS.id.in_(resumed))
         .order_by(RUNS.task_id, RUNS.started_us, RUNS.id)
     )
-    rows = list(connection.execute(statement))
-    several = {task for task, number in Counter(row.task_id for row in rows).items() if number > 1}
-    return [row for row in rows if row.task_id in several]
+    return list(connection.execute(statement)) if resumed else []
 
 
 def used(columns: Any, price: Any, totals: Mapping[str, int]) -> sa.ColumnElement[bool]:
@@ -88,14 +87,9 @@ def used(columns: Any, price: Any, totals: Mapping[str, int]) -> sa.ColumnElemen
 
 def count_using(connection: sa.Connection, selection: Selection, totals: Mapping[str, int]) -> int:
     """Count tasks that used at least one of `totals`."""
-    return sum(
-        int(
-            connection.execute(
-                sa.select(sa.func.count()).select_from(chosen.subquery())
-            ).scalar_one()
-        )
-        for chosen in (_single_using(selection, totals), _resumed_using(selection, totals))
-    )
+    chosen = (_single_using(selection, totals), _resumed_using(selection, totals))
+    counts = [sa.select(sa.func.count()).select_from(each.subquery()) for each in chosen]
+    return sum(int(connection.execute(each).scalar_one()) for each in counts)
 
 
 def calls_in_order(
@@ -109,13 +103,8 @@ def calls_in_order(
         Task, turn, iteration, input tokens, output tokens and picodollars of a call. No other
         columns, since reading them takes most of the time.
     """
-    values = (
-        CALLS.turn,
-        CALLS.iteration,
-        CALLS.input_tokens,
-        CALLS.output_tokens,
-        CALLS.price_pico,
-    )
+    tokens = (CALLS.input_tokens, CALLS.output_tokens)
+    values = (CALLS.turn, CALLS.iteration, *tokens, CALLS.price_pico)
     # Two queries: ordering by a coalesced column could not use the index on numbers.
     for belongs, place in (
         (CALLS.number.is_not(None), CALLS.number),
