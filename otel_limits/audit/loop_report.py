@@ -1,7 +1,8 @@
-"""The question `loops`: repeated tool calls by agent and tool, and their cost.
+"""The question `loops`: repeated tool calls and failures, and their cost.
 
-A call is repeated if an earlier call of the invocation had the same tool, arguments and result.
-This needs no loop limit: ledgers always contain the hashes of calls.
+A call is repeated if an earlier call of the invocation had the same tool, arguments and result. An
+invocation is if the one before, in its conversation, had the same input and failure. This needs no
+loop limit: ledgers always contain the hashes of calls, and the number of each failure in a row.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.core.events import HALTED
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON
-from otel_limits.ledger.rows import MICROSECONDS, dollars, portions
+from otel_limits.ledger.rows import MICROSECONDS, dollars, known_cost, portions
 
 PORTION: Final = 500
 
@@ -47,6 +48,16 @@ WORST: Final = (
     Column("reason", "Stop reason"),
     Column("tokens", "Tokens caused", "count"),
     Column("cost_usd", "Cost caused", "money", is_key=True),
+)
+
+
+FAILURES: Final = (
+    Column("agent", "Agent", is_key=True),
+    Column("reason", "Stop reason", is_key=True),
+    Column("repeats", "Repeated failures", "count", is_key=True),
+    Column("most", "Most in a row", "count", is_key=True),
+    Column("tokens", "Tokens", "count"),
+    Column("cost_usd", "Cost", "money", is_key=True),
 )
 
 
@@ -108,8 +119,8 @@ class Repeating:
 
 
 def loops(inquiry: AuditQuery, top: int) -> Answer:
-    """Answer which agents and tools repeat calls."""
-    from otel_limits.ledger import tooling
+    """Answer which agents and tools repeat calls, and which agents repeat failures."""
+    from otel_limits.ledger import queries, tooling
 
     inquiry.require_known()
     # All calls, as the share of repeated ones needs them.
@@ -128,7 +139,11 @@ def loops(inquiry: AuditQuery, top: int) -> Answer:
         question="loops",
         title="Loops",
         about=inquiry.about,
-        tables=[loops_table(by_tool, total, counts), worst_table(_worst(worst, top))],
+        tables=[
+            loops_table(by_tool, total, counts),
+            worst_table(_worst(worst, top)),
+            failures_table(queries.repeated_failures(inquiry.connection, inquiry.selection)),
+        ],
         totals=[
             ("Repeated calls", "count", total.repeats),
             ("Invocations with loops", "count", len(total.runs)),
@@ -241,10 +256,33 @@ def worst_table(loops: Sequence[Loop]) -> Table:
     )
 
 
+def failures_table(rows: Iterable[Any]) -> Table:
+    """Build a table of the invocations that failed like the one before, the most first."""
+    return Table(
+        name="repeated_failures",
+        title="Repeated failures",
+        columns=FAILURES,
+        rows=[
+            (
+                row.agent,
+                row.reason,
+                row.repeats,
+                row.most,
+                int(row.tokens or 0),
+                known_cost(int(row.price_pico or 0), int(row.unpriced_calls or 0)),
+            )
+            for row in rows
+        ],
+        note="Each of these invocations had the same input and failed in the same way as the one "
+        "before in its conversation: an application called the agent again. Imported spans do not "
+        "show that.",
+    )
+
+
 LOOPS: Final = Question(
     name="loops",
-    help="Find repeated tool calls and their cost.",
+    help="Find repeated tool calls and failures, and their cost.",
     answer=loops,
-    tables={"loops": COLUMNS, "worst": WORST},
+    tables={"loops": COLUMNS, "worst": WORST, "repeated_failures": FAILURES},
     options=(Option("--top", "N", parsing.cap, "loops to list (default: 10)", default=10),),
 )

@@ -168,7 +168,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_input_tokens",
             reason=MAX_INPUT_TOKENS_STOP_REASON,
             unit="input tokens",
-            help="Input tokens per invocation, including cached ones.",
+            help="Input tokens per invocation, with cached ones.",
             observed=attrgetter("input"),
             binds_side_calls=True,
         ),
@@ -257,7 +257,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             _loop_limit(
                 REPEATED_FAILURES,
                 "failures in a row",
-                "Consecutive invocations of a conversation with the same input and failure",
+                "Consecutive invocations with the same input and failure",
             ),
             # It is reached before the first model call.
             leaves_room=False,

@@ -137,6 +137,26 @@ def costliest_halted(connection: sa.Connection, selection: Selection, top: int) 
     yield from connection.execute(statement)
 
 
+def repeated_failures(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
+    """Add up invocations that failed like the one before, with the same input: the most first."""
+    keys = (RUNS.agent, RUNS.reason)
+    statement = (
+        _of_runs(
+            selection,
+            *keys,
+            sa.func.count().label("repeats"),
+            sa.func.max(RUNS.repeated_failures).label("most"),
+            sa.func.sum(RUN_TOKENS).label("tokens"),
+            sa.func.sum(COST).label("price_pico"),
+            sa.func.sum(RUNS.unpriced_calls).label("unpriced_calls"),
+        )
+        .where(RUNS.repeated_failures > 1)
+        .group_by(*keys)
+        .order_by(sa.func.count().desc(), *keys)
+    )
+    yield from connection.execute(statement)
+
+
 # --- show -----------------------------------------------------------------------------------------
 
 

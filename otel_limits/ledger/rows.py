@@ -149,6 +149,7 @@ def _ending(stop: Stop | None) -> Row:
         **tokens(stop.usage),
         "price_pico": picodollars(stop.cost),
         "unpriced_calls": stop.unpriced_calls,
+        "repeated_failures": stop.repeated_failures,
     }
 
 
@@ -166,7 +167,7 @@ ENDING: Final = (
     "ended_us", "reason", "action", "breach_limit", "breach_cap", "breach_observed", "halt",
     "turns", "cycles", "tool_calls", "model_calls",
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
-    "price_pico", "unpriced_calls",
+    "price_pico", "unpriced_calls", "repeated_failures",
 )  # fmt: skip
 """Columns that are set when an invocation ends."""
 

@@ -69,6 +69,7 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("price_pico", BIG),
     sa.Column("unpriced_calls", BIG),
     sa.Column("halt", TEXT),
+    sa.Column("repeated_failures", BIG),
 )
 
 MODEL_CALL_TABLE: Final = sa.Table(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
+from strands.types.exceptions import EventLoopException
 
 from otel_limits import Limits, enable
 from otel_limits.audit.loop_report import LOOPS
@@ -17,7 +18,7 @@ from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
 from otel_limits.cli.show.answer_schema import schema_of
 from otel_limits.core.limits import Breach
-from otel_limits.testing import ScriptedModel, endless, uses
+from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
@@ -121,6 +122,24 @@ def test_real_loop_is_found_without_a_loop_limit(
     assert len(ledger.calls()) == 7
     (row,) = asked(capsys, "loops")["loops"]
     assert (row["tool"], row["repeats"], row["halted"]) == ("search", 6, 0)
+
+
+def test_repeated_failures_are_found(
+    ledger: LedgerFile, make_agent: MakeAgent, capsys: Output
+) -> None:
+    """An application that calls its agent again after each failure; the first one repeats none."""
+    enable(Limits(max_turns=7))
+    script = [*[uses("search"), fails(OSError("down"))] * 4, says("done")]
+    agent = make_agent(ScriptedModel(script))
+    for prompt in ["go"] * 3 + ["stay"]:
+        with pytest.raises(EventLoopException, match="down"):
+            agent(prompt)
+    agent("go")
+    assert [row["repeated_failures"] for row in ledger.invocations()] == [1, 2, 3, 1, 0]
+    (row,) = asked(capsys, "loops")["repeated_failures"]
+    assert (row["agent"], row["reason"]) == ("tester", "error")
+    assert (row["repeats"], row["most"], row["tokens"]) == (2, 3, 30)
+    assert asked(capsys, "loops", "--where", "reason=max_turns")["repeated_failures"] == []
 
 
 def test_show_opens_with_what_halted_it(
