@@ -38,7 +38,7 @@ class BotRun(InvocationInProgress):
     @classmethod
     def begin(cls, bot: Bot, text: Any, *_: Any, **__: Any) -> BotRun | None:
         asked = bot.said[-1].pop("asked", None) if bot.said else None  # answered by this text
-        return cls.start_if_on(BOTS.host, bot.name, asked=asked, answer=text, bot=bot)
+        return cls.start_if_on(BOTS.host, bot.name, asked=asked, answer=text, given=text, bot=bot)
 
     def reason_of(self, result: Ending) -> str:
         return result.reason

@@ -248,6 +248,17 @@ def test_action_raise_raises(runtime: Runtime) -> None:
         run(bot(None))
 
 
+def test_same_halts_in_a_row_are_refused(runtime: Runtime) -> None:
+    """The binding passes the input, of which the shared path keeps a hash."""
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=1, max_repeated_failures=2))))
+    one = bot(None)
+    stops = [otel_limits.stop_of(run(one)) for _ in range(4)]
+    assert [stop and stop.reason for stop in stops] == ["max_turns"] * 2 + ["loop_detected"] * 2
+    assert one.model.calls == 2
+    run(one, "another input")
+    assert one.model.calls == 3
+
+
 def test_person_extends_a_limit(runtime: Runtime) -> None:
     """The next run continues with the answer to the question."""
     runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="ask")))
