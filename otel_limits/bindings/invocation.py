@@ -22,6 +22,7 @@ from otel_limits.core.loops import Call, fingerprint
 from otel_limits.core.stop_json import marked_stop
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import ADMITTED, Run, ToolAdmission
+from otel_limits.runs.tasks import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach, Limits
     from otel_limits.core.policy import Policy, Verdict
     from otel_limits.runs.current import TaskScope
-
-
-UNKNOWN: Final = object()
-"""The input of an invocation that the binding does not know."""
 
 
 class LoopEndError(BaseException):
@@ -180,7 +177,7 @@ class InvocationInProgress(Admission):
             model: The ID of its model, if it has one model.
             answers: Keys of the interrupts that it answers: it continues their task.
             more: By how much a person has extended the limits.
-            given: The user's input, of which a hash is kept.
+            given: The user's input, of which only a hash is kept.
             state: Further fields of the binding's own class.
         """
         has_own_span = span is not None
@@ -201,7 +198,7 @@ class InvocationInProgress(Admission):
             note=note,
             answers=answers,
             more=more,
-            given="" if given is UNKNOWN else _hash_of(given) or "",
+            given=given,
         )
         try:
             own = cls(run, attributes=attributes, span=span, scope=TASK_SCOPE.get(), **state)
@@ -613,12 +610,6 @@ LIVE: Final[dict[int, InvocationInProgress]] = {}
 """Invocations in progress, to end them when otel-limits is disabled.
 
 By identity: a binding may forget `eq=False`, and then its class has no hash."""
-
-
-@suppress_errors("binding")
-def _hash_of(given: object) -> str:
-    """Return the hash of an input; an error in it does not leave the invocation without limits."""
-    return fingerprint(given)
 
 
 def invocation_of_task(kind: type[P]) -> P | None:

@@ -79,24 +79,20 @@ class FailureRows:
         """Return the number of rows."""
         return len(self._rows)
 
-    def find(self, place: str, given: str) -> FailureRow | None:
-        """Return the row that an invocation would continue if it failed.
+    def find(self, place: str) -> FailureRow | None:
+        """Return the last failures of a conversation.
 
         Args:
-            place: The conversation, or the agent.
-            given: Hash of the input.
+            place: The conversation, and the agent.
         """
-        row = self._rows.get(place)
-        if row is None or row.given != given or self._now() - row.at > MAX_SECONDS:
-            return None
-        return row
+        row = self._rows.get(place)  # nearly always none
+        return None if row is None or self._now() - row.at > MAX_SECONDS else row
 
     def add(self, place: str, given: str, failure: Failure) -> int:
-        """Add a failure; return how many there are in a row."""
+        """Add a failure with an input, by its hash; return how many there are in a row."""
         with self._lock:
-            row = self.find(place, given)
-            now = self._now()
-            if row is None or row.failure.key != failure.key:
+            row, now = self.find(place), self._now()
+            if row is None or (row.given, row.failure.key) != (given, failure.key):
                 row = FailureRow(given, failure, 0, now)
             self._rows[place] = replace(row, failure=failure, count=row.count + 1, at=now)
             self._rows.move_to_end(place)
@@ -106,8 +102,7 @@ class FailureRows:
 
     def end(self, place: str) -> None:
         """End the row of a conversation, in which an invocation has succeeded."""
-        if self._rows:  # nearly never
-            self._rows.pop(place, None)
+        self._rows.pop(place, None)
 
     def clear(self) -> None:
         """Forget every row."""

@@ -21,7 +21,7 @@ from otel_limits.runs.conversations import conversation_hash
 from otel_limits.runs.current import current, current_scope, leave_all
 from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tasks import Task
+from otel_limits.runs.tasks import UNKNOWN, Task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -131,8 +131,7 @@ class RunRegistry(Services):
         note: str = "",
         answers: Collection[str] = (),
         more: Limits | None = None,
-        given: str = "",
-        task: Task | None = None,
+        given: object = UNKNOWN,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -156,8 +155,7 @@ class RunRegistry(Services):
             note: A remark for the log.
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
             more: By how much a person has extended the limits.
-            given: Hash of its input, if that is known.
-            task: The task of the group for which it makes model calls.
+            given: The user's input, if that is known.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
@@ -166,9 +164,9 @@ class RunRegistry(Services):
         parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
-        task = task or Task(identity, policy, self.now(), before)
-        if given and not answers:  # an answer is not the input of its task
-            task.given = given
+        task = Task(identity, policy, self.now(), before)
+        if not answers:  # an answer is not the input of its task
+            task.begin_with(given)
         if more is not None:
             task.extend(more)
         run = Run(

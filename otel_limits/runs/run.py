@@ -447,6 +447,7 @@ class Run:
             interrupts: A key of each interrupt, which is also known when the answer comes.
         """
         self.task.handoffs = self.handoffs.count
+        self.task.input_hash()  # only the hash is kept
         self.services.interrupted.keep(interrupts, self.task)
 
     def reset_iterations(self) -> None:
@@ -560,11 +561,13 @@ class Run:
         # A conversation includes the agents that another one calls in it.
         return f"{self.invocation.conversation} {self.invocation.agent}"
 
+    @suppress_errors("runs")
     def _find_failures(self) -> None:
         """Note the failures in a row before it that began with its input."""
-        row = self.services.failures.find(self._place, self.task.given)
-        self.tally.repeated_failures = 0 if row is None else row.count
-        self.last_failure = "" if row is None else row.failure.text
+        self.tally.repeated_failures = 0
+        row = self.services.failures.find(self._place)
+        if row is not None and row.given == self.task.input_hash():
+            self.tally.repeated_failures, self.last_failure = row.count, row.failure.text
 
     @suppress_errors("runs")
     def judge(self, reason: str, error: BaseException | None, by: Run | None = None) -> None:
@@ -580,8 +583,8 @@ class Run:
             return
         self._is_judged = True
         failure = by.failure(reason, error)
-        if failure is not None and self.task.given:
-            self._add_failure(failure)
+        if failure is not None and (given := self.task.input_hash()):
+            self._add_failure(given, failure)
         elif failure is None and reason not in UNDECIDED:
             self.services.failures.end(self._place)
 
@@ -600,8 +603,8 @@ class Run:
         is_failure = reason == "error" or reason.startswith(OWN_CAPS)
         return failure_of_reason(reason) if is_failure else None
 
-    def _add_failure(self, failure: Failure) -> None:
-        count = self.services.failures.add(self._place, self.task.given, failure)
+    def _add_failure(self, given: str, failure: Failure) -> None:
+        count = self.services.failures.add(self._place, given, failure)
         self.repeated_failures = count
         if count == REPORTED_FAILURES and self.policy.limits.max_repeated_failures is None:
             self.services.observers.publish(

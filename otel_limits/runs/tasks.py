@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.events import TaskUsage
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
-from otel_limits.core.loops import LoopState
+from otel_limits.core.loops import LoopState, fingerprint
 from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Overrides, Policy
 from otel_limits.core.usage import SUMS
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_limits.runs.task_records import RecordFields
+
+UNKNOWN: Final = object()
+"""The input of an invocation that the binding does not know."""
 
 MAX_INTERRUPTED: Final = 10_000
 """Interrupts whose tasks are kept in memory; a further one drops the oldest."""
@@ -40,10 +43,11 @@ class Task:
     """
 
     __slots__ = (
+        "_given",
+        "_input_hash",
         "budget",
         "calls_by_tool",
         "extension",
-        "given",
         "handoffs",
         "has_nudged",
         "id",
@@ -73,8 +77,8 @@ class Task:
         self.id: str = identity
         self.resumes: int = 0
         """Answers to interrupts until now."""
-        self.given: str = ""
-        """Hash of the input that it began with; empty if that is unknown."""
+        self._given: object = UNKNOWN
+        self._input_hash: str = ""
         self.extension: Limits = NO_LIMITS
         """The caps that persons have extended."""
         self.budget: Budget = Budget(policy, started, before=before.budget if before else None)
@@ -100,8 +104,7 @@ class Task:
 
     def _continue(self, before: Task) -> None:
         self.id, self.resumes = before.id, before.resumes + 1
-        self.budget.resumes = self.resumes
-        self.given, self.extension = before.given, before.extension
+        self._input_hash, self.extension = before.input_hash(), before.extension
         self.calls_by_tool |= before.calls_by_tool
         self.refused_turns, self.handoffs = before.refused_turns, before.handoffs
         self.warned |= before.warned
@@ -124,6 +127,17 @@ class Task:
             unpriced_calls=tally.unpriced_calls,
             seconds=tally.seconds,
         )
+
+    def begin_with(self, given: object) -> None:
+        """Note the user's input, until its hash is computed."""
+        self._given = given
+
+    def input_hash(self) -> str:
+        """Return the hash of the user's input; empty if that is unknown."""
+        # Only now: an input can be large, and few invocations fail.
+        if self._given is not UNKNOWN:
+            self._input_hash, self._given = fingerprint(self._given), UNKNOWN
+        return self._input_hash
 
     def extend(self, more: Limits) -> None:
         """Raise the limits to what is used now plus `more`."""

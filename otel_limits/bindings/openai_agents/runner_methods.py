@@ -16,7 +16,6 @@ from agents.exceptions import (
 from agents.run import DEFAULT_MAX_TURNS
 
 from otel_limits.bindings.admission import halt_from_error
-from otel_limits.bindings.invocation import UNKNOWN
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
 from otel_limits.bindings.openai_agents.interrupted_runs import waiting_in
@@ -25,6 +24,7 @@ from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AG
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import StopNote, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors, suppress_lapses
+from otel_limits.runs.tasks import UNKNOWN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,6 +6,7 @@ import json
 import secrets
 import threading
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,7 @@ class StrandsInvocation(InvocationInProgress):
             verdict=declined_verdict(answer),
             answers=answered_keys(agent),
             more=None if answer is None else extension_of(answer.reason, answer.response),
-            given=given,
+            given=_without_ids(given),
         )
         consume_answer(agent, answer)
         # Never left: the stream may be read, and closed, in another context, and Strands detaches
@@ -318,6 +319,13 @@ def conversation_of(agent: Agent | BidiAgent) -> str | None:
     if is_new or not state.conversation:
         state.conversation = secrets.token_hex()
     return state.conversation
+
+
+def _without_ids(given: object) -> object:
+    """Return messages of a user without what Strands adds to them, such as IDs."""
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        return given
+    return [(each.get("role"), each.get("content", each)) for each in given]
 
 
 def live_of(agent: object) -> StrandsInvocation | None:
