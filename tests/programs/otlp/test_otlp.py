@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -22,9 +21,6 @@ from tests.dashboards.servers import until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
 from tests.paths import SCRIPTS
 from tests.processes import bounded, free_port
-
-if TYPE_CHECKING:
-    from tests.otlp.receiver import Behaviour
 
 APP = SCRIPTS / "exporting_app.py"
 LATE_PROVIDER = SCRIPTS / "late_provider.py"
@@ -241,41 +237,46 @@ def test_each_span_is_sent_once_if_the_program_sets_an_exporting_provider_later(
 # --- endpoints that take nothing ------------------------------------------------------------------
 
 TIMEOUT_SECONDS = 4.0
-BEHAVIOURS = ("hanging", "refusing", "dead")
 
 
 @contextmanager
-def bad_endpoint(protocol: str, behaviour: str) -> Iterator[str]:
-    """Give an endpoint that hangs, refuses, or is not there."""
-    if behaviour == "dead":
-        with socket.socket() as silent:  # bound but not listening, so the port stays closed
-            silent.bind(("127.0.0.1", 0))
-            yield f"http://127.0.0.1:{silent.getsockname()[1]}"
-        return
-    behaves: Behaviour = "hanging" if behaviour == "hanging" else "refusing"
-    with over(protocol, Received(behaves)) as endpoint:
-        yield endpoint
+def closed_port() -> Iterator[str]:
+    """Give an endpoint that is not there."""
+    with socket.socket() as silent:  # bound but not listening, so the port stays closed
+        silent.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
 def at_bad_endpoints() -> dict[tuple[str, str], Future[Ended]]:
-    """The end of the application at each of them, concurrently, as most of it is waiting."""
-    ways = list(product(RECEIVERS, BEHAVIOURS))
+    """The end of the application at each of them, concurrently, as most of it is waiting.
+
+    All of its signals hang, or some are refused and the others have no endpoint at all.
+    """
+    variables: dict[tuple[str, str], dict[str, str]] = {}
     with ExitStack() as stack:
-        endpoints = [stack.enter_context(bad_endpoint(*way)) for way in ways]
-        pool = stack.enter_context(ThreadPoolExecutor(len(ways)))
+        dead = stack.enter_context(closed_port())
+        for protocol in RECEIVERS:
+            hanging = stack.enter_context(over(protocol, Received("hanging")))
+            refusing = stack.enter_context(over(protocol, Received("refusing")))
+            variables[protocol, "hanging"] = {"OTEL_EXPORTER_OTLP_ENDPOINT": hanging}
+            variables[protocol, "refusing or dead"] = {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": refusing,
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": dead,
+            }
+        pool = stack.enter_context(ThreadPoolExecutor(len(variables)))
         return {
             (protocol, behaviour): pool.submit(
                 execute,
-                OTEL_EXPORTER_OTLP_ENDPOINT=endpoint,
                 OTEL_EXPORTER_OTLP_PROTOCOL=protocol,
                 OTEL_EXPORTER_OTLP_TIMEOUT=str(TIMEOUT_SECONDS),
+                **endpoints,
             )
-            for (protocol, behaviour), endpoint in zip(ways, endpoints, strict=True)
+            for (protocol, behaviour), endpoints in variables.items()
         }
 
 
-@pytest.mark.parametrize("behaviour", BEHAVIOURS)
+@pytest.mark.parametrize("behaviour", ["hanging", "refusing or dead"])
 @pytest.mark.parametrize("protocol", RECEIVERS)
 def test_a_bad_endpoint_changes_no_decision(
     at_bad_endpoints: dict[tuple[str, str], Future[Ended]], protocol: str, behaviour: str
