@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.ledger.fixtures import ledger
 from tests.quotas.fixtures import redis_installed
 
-__all__ = ["redis_installed"]
+__all__ = ["ledger", "redis_installed"]

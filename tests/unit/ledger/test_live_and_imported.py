@@ -119,18 +119,27 @@ def boundaries(draw: st.DrawFn, depth: int) -> Shown:
     )
 
 
-@settings(
-    max_examples=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+PROPERTY: Final = settings(
+    derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@example(shown=[Shown("call", "app", {**KINDS[0], "gen_ai.usage.total_tokens": 9}, is_failed=True)])
-@given(shown=st.lists(calls(), min_size=1, max_size=10))
+FAILED: Final = Shown("call", "app", {**KINDS[0], "gen_ai.usage.total_tokens": 9}, is_failed=True)
+MANY_CALLS: Final = st.lists(calls(), min_size=1, max_size=10)
+
+
+@settings(PROPERTY, max_examples=12)
+@example(shown=[FAILED])
+@given(shown=MANY_CALLS)
 def test_rows_of_one_span_are_the_same_live_and_imported(
     shown: list[Shown], ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
 ) -> None:
-    """One rule reads kind, model, usage, tier, texts and status."""
+    """One rule reads kind, model, usage, tier, texts and status; a nightly test has more spans."""
+    check_rows(shown, ledger, tmp_path, spans)
+
+
+def check_rows(
+    shown: list[Shown], ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    """Record spans live, import them into another ledger, and compare the rows."""
     spans.clear()
     imported = type(ledger)(tmp_path / "imported.db")
     for path in (ledger.path, imported.path):
