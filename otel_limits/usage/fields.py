@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import json
 import re
@@ -31,8 +33,8 @@ MAX_DEPTH: Final = 5
 REMEMBERED: Final = 4_096
 """Cached names of span attributes."""
 
-LONGEST: Final = 100_000
-"""Characters of a usage as JSON text."""
+LONGEST: Final = 10_000
+"""Characters of a usage in a text."""
 
 USAGES: Final = frozenset(
     {
@@ -246,10 +248,17 @@ def _meaning(path: str) -> Meaning | None:
 
 
 def _parsed(text: str) -> object:
-    try:
-        return json.loads(text) if len(text) <= LONGEST else None
-    except (ValueError, RecursionError):  # attributes may contain anything
+    """Return a usage in a text: JSON, or a dictionary as Python shows it.
+
+    LangSmith's exporter has written both: https://github.com/ClickHouse/nerve/pull/105.
+    """
+    if len(text) > LONGEST:
         return None
+    # Python warns of an unknown escape, which the application would see.
+    for read in (json.loads,) if "\\" in text else (json.loads, ast.literal_eval):
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return read(text)
+    return None  # attributes may contain anything
 
 
 def _below(value: object) -> Iterable[tuple[object, Any]] | None:
