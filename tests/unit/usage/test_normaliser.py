@@ -18,7 +18,7 @@ from otel_limits.usage.normaliser import (
     record_of_span,
     record_of_usage,
 )
-from otel_limits.usage.words import lexicon
+from otel_limits.usage.words import lexicon, meaning_of
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import vendors_of_classes
 from otel_limits.vendors.vendor import Cached, Rest
@@ -484,6 +484,82 @@ def test_each_word_has_one_meaning() -> None:
     }  # fmt: skip
     assert {rule.cached for rule in field_names().scopes.values()} <= {*get_args(Cached)}
     assert {*known["rests"].values()} <= {*get_args(Rest)}
+
+
+KNOWN = {
+    "input": """
+        billed_units.input_tokens input_tokens prompt_tokens prompt_token_count
+        prompt_eval_count num_prompt_tokens prompt tokens.input_tokens input
+    """,
+    "output": """
+        billed_units.output_tokens output_tokens completion_tokens candidates_token_count
+        eval_count num_completion_tokens completion tokens.output_tokens output
+    """,
+    "total": """
+        total_tokens total_token_count num_total_tokens total
+    """,
+    "cache_read": """
+        cache_read.input_tokens cache_read_input_tokens prompt_tokens_details.cached_tokens
+        prompt_token_details.cached_tokens input_tokens_details.cached_tokens
+        prompt_details.cache_read input_token_details.cache_read
+        input_token_details.priority_cache_read input_token_details.flex_cache_read
+        cached_content_token_count prompt_cache_hit_tokens prompt_eval_cached_count
+        input_token_details.cache_read_tokens cached_input_tokens input_cache_read cached_tokens
+    """,
+    "cache_write": """
+        cache_creation.input_tokens cache_write.input_tokens cache_creation_input_tokens
+        cache_write_input_tokens prompt_tokens_details.cache_write_tokens
+        input_tokens_details.cache_write_tokens prompt_details.cache_write
+        input_token_details.cache_creation input_token_details.priority_cache_creation
+        input_token_details.flex_cache_creation input_token_details.cache_write_tokens
+        input_cache_creation
+    """,
+    "cache_write_5m": """
+        cache_creation.ephemeral_5m_input_tokens cache_details.5m
+        input_token_details.ephemeral_5m_input_tokens
+    """,
+    "cache_write_1h": """
+        cache_creation.ephemeral_1h_input_tokens cache_details.1h
+        input_token_details.ephemeral_1h_input_tokens
+    """,
+    "reasoning": """
+        reasoning.output_tokens completion_tokens_details.reasoning_tokens
+        output_tokens_details.reasoning_tokens output_tokens_details.thinking_tokens
+        completion_details.reasoning details.reasoning_tokens output_token_details.reasoning
+        output_token_details.priority_reasoning output_token_details.flex_reasoning
+        output_token_details.reasoning_tokens thoughts_token_count reasoning_tokens
+        output_reasoning
+    """,
+    "tool_prompt": """
+        tool_use_prompt_token_count
+    """,
+    "input_audio": """
+        prompt_tokens_details.audio_tokens prompt_details.audio prompt_tokens_details.audio
+        input_token_details.audio
+    """,
+    "output_audio": """
+        completion_tokens_details.audio_tokens completion_details.audio
+        output_token_details.audio candidates_tokens_details.audio
+    """,
+    "web_searches": """
+        server_tool_use.web_search_requests
+    """,
+    "tier": """
+        service_tier traffic_type service_tier.type
+    """,
+}
+"""Names of each count at vendors, clients and instrumentations."""
+
+
+@pytest.mark.parametrize("kind", KNOWN)
+def test_known_names_mean_their_count(kind: str) -> None:
+    """In snake case and in camel case."""
+    for name in KNOWN[kind].split():
+        first, *others = name.split("_")
+        for spelled in (name, first + "".join(map(str.title, others))):
+            meaning = meaning_of(spelled)
+            assert meaning is not None, spelled
+            assert (meaning.kind, meaning.is_certain) == (kind, True), spelled
 
 
 NAMES = st.sampled_from(
