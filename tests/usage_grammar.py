@@ -70,6 +70,8 @@ INNOCENT: Final[tuple[str, ...]] = (
     "gen_ai.aggregated_usage.{word}_tokens", "tool.{word}_tokens", "embedding.{word}_tokens",
     "gen_ai.usage.{word}_requests", "gen_ai.usage.num_{word}_pages", "gen_ai.usage.{word}_seconds",
     "context.window_tokens", "gen_ai.usage.is_byok", "llm.{word}.score", "disk.usage.total",
+    "usage.total_tokens", "billing.usage.total_tokens", "gen_ai.usage.cache_ttl",
+    "gen_ai.usage.cache_hit", "gen_ai.agent.{word}_tokens", "gen_ai.usage.{word}_images",
     "ratelimit.{word}_tokens.remaining", "gen_ai.usage.{word}_characters",
 )  # fmt: skip
 THINGS: Final = (

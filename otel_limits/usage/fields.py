@@ -130,6 +130,15 @@ class Fields:
                 if each is not None
             ]
 
+        self._is_named = any(
+            place < LOOSE for kind in WHOLES for place in self._found.get(kind, ())
+        )
+        """True if the input, the output or the total is in a usage of a known name."""
+        # Those of other usages and of the span are then of something else.
+        for kind in WHOLES if self._is_named else ():
+            places = self._found.get(kind, {})
+            self._found[kind] = {place: places[place] for place in places if place < LOOSE}
+
     def _note(self, name: str, meaning: Meaning, value: object) -> None:
         kind = meaning.kind
         if kind == TIER:
@@ -155,7 +164,7 @@ class Fields:
         A 0 next to another count is one that was not reported.
         """
         places = self._found.get(kind)
-        if places is None:
+        if not places:
             return {}
         known = places[min(places)]
         return {count: known[count] for count in known if count} or known
@@ -177,9 +186,8 @@ class Fields:
             explained: Kinds whose different counts were explained.
         """
         found = []
-        is_named = any(place < LOOSE for kind in WHOLES for place in self._found.get(kind, ()))
         for name, meaning, count in self._unclear:
-            if is_named and meaning.place >= LOOSE:
+            if self._is_named and meaning.place >= LOOSE:
                 continue
             # An unknown word in the name of a part that is known.
             same = self._found if meaning.kind == PART else [meaning.kind]

@@ -36,8 +36,11 @@ TIER: Final = "tier"
 PART: Final = "part"
 """A part that costs as much as the whole: text, images, predictions, what was not cached."""
 
-ENOUGH: Final = frozenset({INPUT, OUTPUT, TOTAL, REASONING, "cache", "cached"})
+ENOUGH: Final = frozenset({INPUT, OUTPUT, TOTAL, REASONING, "read", "write", "ttl_5m", "ttl_1h"})
 """One of these is enough for a number of tokens that is not called one: `input_cache_read`."""
+
+FLAGS: Final = frozenset({"hit", "hits", "ttl"})
+"""With one of these, it must be called one: `cache_hit` is a flag."""
 
 PRECEDENCE: Final = ("billed", "whole", "detail", "loose")
 """Which of several counts is that of the call: the billed one, that of the usage, the same within
@@ -123,7 +126,7 @@ def meaning_of(path: str) -> Meaning | None:
     said -= {"", "neutral"}
     counts = "tokens" in said
     # Without the word, numbers of other things look the same: `num_sources_used`, `images`.
-    if not counts and (is_unknown or said.isdisjoint(ENOUGH)):
+    if not counts and (is_unknown or said.isdisjoint(ENOUGH) or not FLAGS.isdisjoint(words)):
         return None
     found = _by_words(said - {"tokens", "count"})
     if found is None:
