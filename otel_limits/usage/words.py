@@ -19,6 +19,12 @@ LONGEST: Final = 200
 WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+(?:[a-z]+|[A-Z]+(?![a-z]))?")
 """A word in any spelling: snake, kebab, camel or upper case, dots and brackets."""
 
+TIMES: Final = (
+    (re.compile(r"\b(?:5|five) (?:m|min|mins|minute|minutes)\b"), "5m"),
+    (re.compile(r"\b(?:1|one) (?:h|hr|hour)\b|\b60 (?:m|min|minutes)\b"), "1h"),
+)
+"""The lifetimes of cache entries, in several words."""
+
 INPUT: Final = "input"
 OUTPUT: Final = "output"
 TOTAL: Final = "total"
@@ -39,8 +45,8 @@ PART: Final = "part"
 ENOUGH: Final = frozenset({INPUT, OUTPUT, TOTAL, REASONING, "read", "write", "ttl_5m", "ttl_1h"})
 """One of these is enough for a number of tokens that is not called one: `input_cache_read`."""
 
-FLAGS: Final = frozenset({"hit", "hits", "ttl"})
-"""With one of these, it must be called one: `cache_hit` is a flag."""
+OTHERS: Final = frozenset({"count", "counts", "hit", "hits", "num", "number", "ttl"})
+"""With one of these, it must be called one: `cache_hit` is a flag, `prompt_count` of prompts."""
 
 PRECEDENCE: Final = ("billed", "whole", "detail", "loose")
 """Which of several counts is that of the call: the billed one, that of the usage, the same within
@@ -102,8 +108,11 @@ def lexicon() -> Lexicon:
 
 
 def words_of(name: str) -> list[str]:
-    """Return the words of a name, in lower case."""
-    return [each.lower() for each in WORD.findall(name)]
+    """Return the words of a name, in lower case; a time to live is one word."""
+    words = " ".join(WORD.findall(name)).lower()
+    for pattern, time in TIMES:
+        words = pattern.sub(time, words)
+    return words.split()
 
 
 @functools.lru_cache(REMEMBERED)
@@ -126,7 +135,7 @@ def meaning_of(path: str) -> Meaning | None:
     said -= {"", "neutral"}
     counts = "tokens" in said
     # Without the word, numbers of other things look the same: `num_sources_used`, `images`.
-    if not counts and (is_unknown or said.isdisjoint(ENOUGH) or not FLAGS.isdisjoint(words)):
+    if not counts and (is_unknown or said.isdisjoint(ENOUGH) or not OTHERS.isdisjoint(words)):
         return None
     found = _by_words(said - {"tokens", "count"})
     if found is None:
