@@ -29,7 +29,8 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.core.limits import LIMITS, REPEATED_FAILURES
+from otel_limits.core.limits import LIMITS
+from otel_limits.runs.tasks import MAX_DAYS
 from otel_limits.testing import Answer, FakeTime, endless, fails, only, says, tokens, uses
 from tests.features.observed import (
     CALL_OTHER,
@@ -863,22 +864,45 @@ ALLOWED: Final[Mapping[str, tuple[Mapping[str, Any], int, str | None]]] = {
         None,
     ),
     "max_iterations": ({"limits": Limits(max_iterations=2)}, MANY + 1, None),
+    "max_turns with observe": (
+        {"limits": Limits(max_turns=3), "action": "observe"},
+        MANY + 1,
+        None,
+    ),
+    "max_turns with wrap_up": (
+        {"limits": Limits(max_turns=3), "action": "wrap_up"},
+        4,
+        "max_turns",
+    ),
 }
 """By limit: the settings, and the model calls and the stop reason of an agent whose tool a human
 allows each time. Each answer begins a new leg, and so new iterations."""
 
 
-def allowed_tool(name: str) -> Row:
-    """Return a row about an agent whose tool calls a human allows, forever."""
+WEEK: Final = MAX_DAYS * 24 * 60 * 60 + 1
+"""Seconds after which memory has forgotten a task, as after a restart."""
+
+LATER: Final = ("max_turns", "max_tool_calls", "max_token_budget", "a tree's max_model_calls")
+"""Limits that hold then, as the framework keeps the task with the interrupt."""
+
+
+def allowed_tool(name: str, seconds: float = 0) -> Row:
+    """Return a row about an agent whose tool calls a human allows, forever.
+
+    Args:
+        name: The limit.
+        seconds: The time until each answer.
+    """
     settings, calls, reason = ALLOWED[name]
 
     def row(subject: Subject) -> None:
         """Answers continue the task, and with it its budget."""
-        with recording(**settings) as events:
+        with recording(**settings) as events, FakeTime() as time:
             model = subject.model([*[SEARCH] * MANY, says("gave up")])
             agent = subject.asking_first(model)
             ending = subject.call(agent)
             while ending.question is not None:
+                time.advance(seconds)
                 ending = subject.accept(agent, ending)
         seen = facts(subject, model, ending, events)
         seen["parts"] = sum(each.turns for each in events if isinstance(each, Stop))
@@ -1010,6 +1034,10 @@ ROWS: Final[Mapping[str, Row]] = {
         for name in NOT_RUN_LIMITS
     },
     **{f"a tool allowed by a human under {name}": allowed_tool(name) for name in ALLOWED},
+    **{
+        f"a tool allowed by a human a week later under {name}": allowed_tool(name, WEEK)
+        for name in LATER
+    },
     "spans after halt": spans("halt", None),
     "spans after wrap_up": spans("wrap_up", None),
     "spans after raise": spans("raise", "MaxTurnsReachedException"),
