@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from strands import Agent, tool
@@ -26,7 +27,7 @@ from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.unit.test_group_calls import Asking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from strands.hooks import HookRegistry
@@ -251,18 +252,54 @@ def answer_all(create: Callable[[], Any], restart: Callable[[], None]) -> Any:
     raise AssertionError("It never ends.")
 
 
+async def read_stream(agent: Agent, given: Any) -> Any:
+    """Return the result at the end of a stream."""
+    return [event async for event in agent.stream_async(given)][-1]["result"]
+
+
+CALLS: Final[Mapping[str, Callable[[Agent, Any], Any]]] = {
+    "call": lambda agent, given: agent(given),
+    "invoke_async": lambda agent, given: asyncio.run(agent.invoke_async(given)),
+    "stream_async": lambda agent, given: asyncio.run(read_stream(agent, given)),
+}
+
+
+@pytest.mark.parametrize("how", CALLS)
 @pytest.mark.parametrize("manager", [files, snapshots])
 def test_session_continues_its_task_after_restart(
-    manager: Any, tmp_path: Path, restart: Callable[[], None], events: list[Event]
+    manager: Any, how: str, tmp_path: Path, restart: Callable[[], None], events: list[Event]
 ) -> None:
     """The interrupt is kept with what was used before it."""
     enable(Limits(max_tool_calls=2), observers=[events.append])
     model = sending()
-    result = answer_all(lambda: careful(model, session_manager=manager(tmp_path)), restart)
+
+    def create() -> Any:
+        agent = careful(model, session_manager=manager(tmp_path))
+        return lambda given: CALLS[how](agent, given)
+
+    result = answer_all(create, restart)
     assert (result.stop_reason, model.calls) == ("max_tool_calls", 3)
     stops = [each for each in events if isinstance(each, Stop)]
     assert [each.turns for each in stops] == [1, 1, 1, 0]
     assert len({each.invocation.task_id for each in stops if each.invocation}) == 1
+
+
+def test_parallel_interrupts_continue_one_task(tmp_path: Path, restart: Callable[[], None]) -> None:
+    """Each answer lets one tool run, and the turn ends with the last one."""
+    enable(Limits(max_turns=2))
+    model = ScriptedModel(endless(uses("send", "send")))
+
+    def answer(result: Any) -> Any:
+        restart()
+        agent, (one, *_) = careful(model, session_manager=files(tmp_path)), result.interrupts
+        response: Any = {"interruptId": one.id, "response": "yes"}
+        given: Any = [{"interruptResponse": response}]
+        return agent(given)
+
+    result, answers = careful(model, session_manager=files(tmp_path))("go"), 0
+    while result.interrupts and answers < 9:
+        answers, result = answers + 1, answer(result)
+    assert (answers, result.stop_reason, model.calls) == (4, "max_turns", 2)
 
 
 def test_snapshot_continues_its_task_after_restart(restart: Callable[[], None]) -> None:

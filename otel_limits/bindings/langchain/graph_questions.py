@@ -70,6 +70,9 @@ def resumed(graph: Any, given: Any, config: Any) -> Resumed | None:
         return None
     state = graph.get_state(config)
     resume = _resumed_from(graph, state, given)
+    while given is not None and _is_updated(state):
+        state = graph.get_state(state.parent_config)
+        resume = _with_answers(resume, state)
     if resume.answers:
         recall(graph, state.config)
     return resume
@@ -82,9 +85,25 @@ async def aresumed(graph: Any, given: Any, config: Any) -> Resumed | None:
         return None
     state = await graph.aget_state(config)
     resume = _resumed_from(graph, state, given)
+    while given is not None and _is_updated(state):
+        state = await graph.aget_state(state.parent_config)
+        resume = _with_answers(resume, state)
     if resume.answers:
         await arecall(graph, state.config)
     return resume
+
+
+def _is_updated(state: StateSnapshot) -> bool:
+    """Return whether a state was changed by hand after its interrupt.
+
+    That makes another checkpoint, without the interrupts. LangGraph passes it the answer.
+    """
+    is_change = (state.metadata or {}).get("source") in ("update", "fork")
+    return is_change and not state.interrupts and state.parent_config is not None
+
+
+def _with_answers(resume: Resumed, state: StateSnapshot) -> Resumed:
+    return replace(resume, answers=[each.id for each in state.interrupts])
 
 
 def _may_resume(graph: Any, given: Any, config: Any) -> bool:

@@ -20,7 +20,7 @@ from otel_limits.testing import ScriptedChatModel, endless, says, uses
 from tests.langchain.graphs import AINVOKE, ASK, CALLS, agent, config, halt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from otel_limits.testing import FakeTime
 
@@ -78,6 +78,26 @@ def test_checkpoint_continues_task_after_restart(
     assert len({each.invocation.task_id for each in stops if each.invocation}) == 1
 
 
+DECISIONS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "edit": {"edited_action": {"name": "send", "args": {}}},
+    "reject": {"message": "not now"},
+    "respond": {"message": "it was sent"},
+}
+
+
+@pytest.mark.parametrize("kind", DECISIONS)
+def test_every_decision_continues_the_task(kind: str, restart: Callable[[], None]) -> None:
+    """Not approvals alone."""
+    enable(max_turns=2)
+    graph = careful(model := sending())
+    graph.invoke(ASK, config("1"))
+    for _ in range(2):
+        restart()
+        decision = {"type": kind, **DECISIONS[kind]}
+        state = graph.invoke(Command(resume={"decisions": [decision]}), config("1"))
+    assert (model.calls, halt_of(state).reason) == (2, "max_turns")
+
+
 def test_new_message_after_restart_begins_new_task(restart: Callable[[], None]) -> None:
     """The person has changed her mind, and asks for something else."""
     enable(max_turns=1)
@@ -116,6 +136,23 @@ def test_each_fork_continues_from_its_interrupt(restart: Callable[[], None]) -> 
         state = graph.invoke(APPROVE, first)
         assert (model.calls, state["messages"][-1].tool_calls != []) == (calls, True)
         assert halt_of(graph.invoke(APPROVE, config("1"))).turns == 0
+
+
+@pytest.mark.parametrize("how", ["invoke", "ainvoke"])
+def test_answer_after_an_update_of_the_state_continues_its_task(
+    how: str, restart: Callable[[], None]
+) -> None:
+    """A person corrects the state first, which makes another checkpoint without the interrupt."""
+    enable(max_turns=2)
+    graph = careful(model := sending())
+    graph.invoke(ASK, config("1"))
+    for text in ("hurry", "please"):
+        graph.update_state(config("1"), {"messages": [("user", text)]}, as_node="model")
+    restart()
+    state = CALLS[how](graph, APPROVE, config("1"))
+    assert model.calls == 2
+    assert halt_of(CALLS[how](graph, APPROVE, config("1"))).turns == 0
+    assert state["messages"][-1].tool_calls
 
 
 @pytest.mark.parametrize("how", ["invoke", AINVOKE])
