@@ -132,6 +132,7 @@ class RunRegistry(Services):
         answers: Collection[str] = (),
         more: Limits | None = None,
         given: object = UNKNOWN,
+        task: Task | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -156,6 +157,7 @@ class RunRegistry(Services):
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
             more: By how much a person has extended the limits.
             given: The user's input, if that is known.
+            task: The task of the group for which it makes model calls.
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
@@ -164,7 +166,7 @@ class RunRegistry(Services):
         parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.
         identity = uuid4().hex
-        task = Task(identity, policy, self.now(), before)
+        task = task or Task(identity, policy, self.now(), before)
         if not answers:  # an answer is not the input of its task
             task.begin_with(given)
         if more is not None:

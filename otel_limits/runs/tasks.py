@@ -104,6 +104,7 @@ class Task:
 
     def _continue(self, before: Task) -> None:
         self.id, self.resumes = before.id, before.resumes + 1
+        self.budget.resumes = self.resumes
         self._input_hash, self.extension = before.input_hash(), before.extension
         self.calls_by_tool |= before.calls_by_tool
         self.refused_turns, self.handoffs = before.refused_turns, before.handoffs

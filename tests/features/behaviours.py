@@ -29,7 +29,7 @@ from otel_limits import (
     stop_of,
     stops_of,
 )
-from otel_limits.core.limits import LIMITS
+from otel_limits.core.limits import LIMITS, REPEATED_FAILURES
 from otel_limits.runs.tasks import MAX_DAYS
 from otel_limits.testing import Answer, FakeTime, endless, fails, only, says, tokens, uses
 from tests.features.observed import (

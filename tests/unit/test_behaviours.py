@@ -10,7 +10,7 @@ from strands.telemetry import tracer as strands_tracer
 
 from tests.features import rows_of_langchain
 from tests.features.behaviours import ALLOWED, LATER, ROWS
-from tests.features.faults import FAULT_ROWS
+from tests.features.faults import FAULT_ROWS, faults_in, shared_functions
 from tests.features.page import SUBJECTS
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ OWN_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {"langchain": rows_of_langcha
 NO_LOOP: Final = "calls: 11 instead of 5; reason: None instead of 'loop_detected'"
 
 STRANDS: Final = f"{HOOKS} strands"
-ALL: Final = f"{STRANDS} langchain openai-agents"
+OTHERS: Final = "langchain openai-agents"
+ALL: Final = f"{STRANDS} {OTHERS}"
 
 KNOWN_FAILURES: Final = (
     ("a tool rejected by a human under max_identical_tool_calls", OTHERS, NO_LOOP),

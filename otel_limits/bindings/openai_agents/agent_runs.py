@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.extensions import extension_of
 from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
+from otel_limits.bindings.openai_agents.interrupted_runs import keep, key_of
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
