@@ -329,7 +329,10 @@ def _open(item: object) -> tuple[str, Iterable[object]]:
             return "[", tuple(item)
         if isinstance(item, Mapping):
             # By hash if a key is not text, because keys of different types cannot be compared.
-            pairs = sorted(item.items(), key=lambda pair: _order(pair[0]))
+            pairs = sorted(
+                item.items(),
+                key=lambda pair: pair[0] if type(pair[0]) is str else fingerprint(pair[0]),
+            )
             return "{", [each for pair in pairs for each in pair]
         return _open_rare(item)
     except Exception:  # noqa: BLE001  third-party code: only its type is certain
@@ -351,10 +354,6 @@ def _open_rare(item: object) -> tuple[str, Iterable[object]]:
     if isinstance(item, VALUES):
         return "(", (_name(item), str(item))
     return "(", (_name(item), _attributes(item))
-
-
-def _order(key: object) -> str:
-    return key if type(key) is str else fingerprint(key)
 
 
 def _name(item: object) -> str:
