@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
 from strands import Agent, tool
+from strands.types.interrupt import InterruptResponseContent
 
-from otel_limits import Limits, RepeatedFailures, Stop, disable, enable
+from otel_limits import Limits, RepeatedFailures, Stop, disable, enable, stop_of
 from otel_limits.core.policy import Policy
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.failure_rows import (
@@ -18,10 +22,12 @@ from otel_limits.runs.failure_rows import (
 )
 from otel_limits.runs.registry import RunRegistry
 from otel_limits.runs.tasks import UNKNOWN
-from otel_limits.testing import ScriptedModel, endless, fails, says, uses
+from otel_limits.testing import ScriptedChatModel, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from langchain_core.runnables import RunnableConfig
 
     from otel_limits.core.events import Event
     from otel_limits.testing import Answer, FakeTime
@@ -204,6 +210,11 @@ def test_row_is_forgotten_after_a_day(fake_time: FakeTime) -> None:
 # --- real agents ----------------------------------------------------------------------------------
 
 
+def only_stops(stops: list[Stop]) -> Callable[[Event], None]:
+    """Return an observer that collects the ends of invocations."""
+    return lambda event: stops.append(event) if isinstance(event, Stop) else None
+
+
 def make(script: Iterator[Answer] | list[Answer], name: str = "boss", *tools: Any) -> Agent:
     """Make an agent."""
     return Agent(model=ScriptedModel(script), name=name, tools=[*tools], callback_handler=None)
@@ -241,6 +252,41 @@ def test_new_agent_of_strands_is_another_conversation() -> None:
         with pytest.raises(OtherError):
             agent("go")
     assert {agent("go").stop_reason for agent in agents} == {"loop_detected"}
+
+
+def test_failure_after_an_answer_continues_the_row() -> None:
+    """A person allows one more attempt, which fails in the same way."""
+    stops: list[Stop] = []
+    enable(Limits(max_repeated_failures=1), action="ask", observers=[only_stops(stops)])
+    agent = make(endless(fails(OtherError("down"))))
+    with pytest.raises(OtherError):
+        agent("go")
+    (question,) = agent("go").interrupts or ()
+    answer: Any = {"interruptId": question.id, "response": "yes"}
+    with pytest.raises(OtherError):
+        agent([InterruptResponseContent(interruptResponse=answer)])
+    assert [(each.reason, each.repeated_failures) for each in stops] == [
+        ("error", 1),
+        ("interrupt", 0),
+        ("error", 2),
+    ]
+
+
+def test_new_thread_of_langgraph_is_another_conversation() -> None:
+    """A message gets its ID from LangGraph, which does not make it another input."""
+    enable(Limits(max_repeated_failures=2))
+    model = ScriptedChatModel(endless(fails(OtherError("down"))))
+    graph = create_agent(model, [], name="boss", checkpointer=InMemorySaver())
+    message = HumanMessage("go")
+    for thread in ("one", "two"):
+        config: RunnableConfig = {"configurable": {"thread_id": thread}}
+        for _ in range(2):
+            with pytest.raises(OtherError):
+                graph.invoke({"messages": [message]}, config)
+        stop = stop_of(graph.invoke({"messages": [message]}, config))
+        assert stop is not None
+        assert stop.reason == "loop_detected"
+    assert model.calls == 4
 
 
 def test_failures_of_a_helper_are_its_own() -> None:
