@@ -118,7 +118,7 @@ def test_agent_that_stops_on_a_tool_is_halted_instead(caplog: pytest.LogCaptureF
 
 def test_tool_of_the_application_is_approved_as_before() -> None:
     """Its interruption and ours do not mix."""
-    enable(max_turns=2, action="ask")
+    enable(max_turns=3, action="ask")
 
     @function_tool(needs_approval=True)
     def delete() -> str:

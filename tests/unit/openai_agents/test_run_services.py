@@ -193,7 +193,7 @@ def test_run_that_waits_after_a_handoff_continues_with_its_second_agent(
     state: Any = asyncio.run(RunState.from_json(first, json.loads(text)))
     state.approve(state.get_interruptions()[0])
     stop = halt_of(CALLS[how](first, state, session=session))
-    assert (stop.agent, stop.reason, stop.turns, stop.tool_calls) == ("second", "max_turns", 2, 3)
+    assert (stop.agent, stop.reason, stop.turns, stop.tool_calls) == ("second", "max_turns", 1, 2)
     items: list[Any] = asyncio.run(session.get_items())
     assert unanswered(items) == []
     session.close()
