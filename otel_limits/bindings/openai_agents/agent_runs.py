@@ -19,10 +19,12 @@ from otel_limits.runs.tasks import UNKNOWN
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Host
+    from otel_limits.bindings.openai_agents.interrupted_runs import Entries
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
     from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Verdict
+    from otel_limits.runs.current import TaskScope
 
 logger = logging.getLogger("otel_limits")
 
@@ -71,7 +73,7 @@ class AgentRun:
         session_id: The ID of the session, if any.
         given: The user's input.
         questions: Our questions that it answers, by their IDs.
-        answers: The keys of the tasks that it continues after an interrupt, by agent.
+        answers: The tasks that it continues after an interrupt.
     """
 
     def __init__(  # noqa: PLR0913  what is known when a run begins
@@ -83,7 +85,7 @@ class AgentRun:
         session_id: str | None = None,
         given: object = UNKNOWN,
         questions: Mapping[str, object] = MappingProxyType({}),
-        answers: Mapping[str, str] = MappingProxyType({}),
+        answers: Entries = MappingProxyType({}),
     ) -> None:
         """Start the invocation of the first agent."""
         self.attributes = attributes
@@ -96,6 +98,8 @@ class AgentRun:
         self.called: list[tuple[Stop, bool]] = []
         """The halts of agents that its tools have called since the last model call, and whether
         the answer is the text of the halt."""
+        self.waiting: set[TaskScope] = set()
+        """Tools within which an agent waits for a person."""
         self.next_input: Any = None
         """The input of the loop's next request; a guardrail, for example, sends its own."""
         self.own_cap: int | None = None
@@ -115,8 +119,7 @@ class AgentRun:
             agent,
             attributes=self.attributes,
             session_id=self._session_id,
-            given=given,
-            answers=[self._answers[agent]] if agent in self._answers else (),
+            answers=self._answers.get(agent, ())[:1],
             more=self._extension_for(agent),
             agent_run=self,
         )
@@ -128,7 +131,7 @@ class AgentRun:
         """
         for asked in self.questions.values():
             identity = asked.get("invocation_id") if isinstance(asked, Mapping) else None
-            if key_of(identity) == self._answers.get(agent):
+            if key_of(identity) in self._answers.get(agent, ()):
                 return extension_of(asked, True)  # noqa: FBT003
         return None
 
@@ -157,6 +160,7 @@ class AgentRun:
         invocation = self.active
         if result.interruptions:
             self._reason, self._interrupted = "interrupt", result
+            self._wait_in_tool()
         elif result is self.result and result.final_output is None:
             # A streamed run ends without an exception, which its reader raises, or by `cancel()`.
             is_last = result.max_turns is not None and result.current_turn > result.max_turns
@@ -171,6 +175,13 @@ class AgentRun:
         is_refused = self._halt_on_answer(result)
         self.write_marks(result)
         return invocation.raised_error() if is_refused else None
+
+    def _wait_in_tool(self) -> None:
+        """Note for the agent around it, if any, that one of its tools waits."""
+        scope = self.root.scope
+        around = None if scope is None else getattr(scope.owner, "state", None)
+        if scope is not None and isinstance(around, AgentInvocation):
+            around.agent_run.waiting.add(scope)
 
     def _halt_on_answer(self, result: Any) -> bool:
         """Halt a run whose final output is the refusal of a tool that it stops at."""
@@ -221,7 +232,14 @@ class AgentRun:
                 reason = run.verdict.reason
             invocation.finish(reason, invocation.error)
         if self._interrupted is not None:
-            keep(self._interrupted, kept)
+            self._keep_tasks()
+
+    @suppress_errors("binding")
+    def _keep_tasks(self) -> None:
+        # Also of agents that it has begun without: a hand-off can make them active later.
+        runs = {agent: each.run for agent, each in self._paths.items()}
+        own = {agent: [key_of(run.invocation.id), run.task.record()] for agent, run in runs.items()}
+        keep(self._interrupted, {**self._answers, **own})
 
 
 OWN_CAPS: Final[set[str]] = set()

@@ -65,6 +65,12 @@ class RunningFunctionTool(ToolCallInProgress):
 
     invocation: AgentInvocation
 
+    def end(self, result: Any) -> Any:
+        """Note the result, unless an agent within the tool waits for a person."""
+        if self.scope in self.invocation.agent_run.waiting and getattr(result, OUTPUT, "") is None:
+            return None
+        return super().end(result)
+
     def refused(self, note: str) -> Any:
         """Return the result of a call that must not run."""
         # Of any tool: a function of the application may choose any result as the answer.

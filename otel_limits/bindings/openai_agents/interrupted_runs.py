@@ -1,4 +1,4 @@
-"""Names, in the state of an interrupted run, the tasks that an answer continues.
+"""Keeps the tasks of an interrupted run in its state, from which the SDK itself continues it.
 
 The state has a record of the tools that each agent has used. The SDK ignores what it says about
 agents that do not exist, and writes and reads it with the rest of the state.
@@ -7,17 +7,21 @@ agents that do not exist, and writes and reads it with the rest of the state.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from agents import RunState
 
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from otel_limits.runs.tasks import InterruptedTasks
+
+Entries: TypeAlias = "Mapping[str, Sequence[str]]"
+"""Tasks that wait for an answer, by agent: the key and the record of each."""
 
 WAITING: Final = "otel_limits_waiting"
-"""Attribute of a result with the keys of its tasks, by agent."""
+"""Attribute of a result with the tasks that wait for an answer."""
 
 ENTRY: Final = "otel_limits:"
 """Prefix of the names of our entries in a state; the rest is the name of an agent."""
@@ -28,13 +32,8 @@ def key_of(invocation: object) -> str:
     return f"openai-agents:{invocation}"
 
 
-def keep(result: Any, waiting: Mapping[str, str]) -> None:
-    """Keep the keys of tasks in the result of an interrupted run.
-
-    Args:
-        result: The result.
-        waiting: The key of each agent's task, by the name of the agent.
-    """
+def keep(result: Any, waiting: Entries) -> None:
+    """Keep tasks in the result of an interrupted run."""
     setattr(result, WAITING, waiting)
 
 
@@ -51,20 +50,21 @@ def track_to_state(original: Any) -> Any:
 
 
 @suppress_errors("binding")
-def _write(state: Any, waiting: Mapping[str, str]) -> None:
+def _write(state: Any, waiting: Entries) -> None:
     if waiting:
-        ours = {ENTRY + agent: [key] for agent, key in waiting.items()}
+        ours = {ENTRY + agent: texts for agent, texts in waiting.items()}
         state.set_tool_use_tracker_snapshot({**state.get_tool_use_tracker_snapshot(), **ours})
 
 
 @suppress_errors("binding")
-def waiting_in(given: Any) -> Mapping[str, str] | None:
-    """Return the keys of the tasks that a run continues, by agent."""
+def recalled(given: Any, interrupted: InterruptedTasks) -> Entries:
+    """Return the tasks that a run continues with the state that it is given."""
     if not isinstance(given, RunState) or not given.get_interruptions():
-        return None
-    entries = given.get_tool_use_tracker_snapshot().items()
-    return {
-        name.removeprefix(ENTRY): texts[0]
-        for name, texts in entries
-        if name.startswith(ENTRY) and texts
+        return {}
+    entries = {
+        name.removeprefix(ENTRY): texts
+        for name, texts in given.get_tool_use_tracker_snapshot().items()
+        if name.startswith(ENTRY) and len(texts) == 2  # noqa: PLR2004  key and record
     }
+    interrupted.recall([(key, record) for key, record in entries.values()])
+    return entries

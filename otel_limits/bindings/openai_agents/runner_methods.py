@@ -18,7 +18,7 @@ from agents.run import DEFAULT_MAX_TURNS
 from otel_limits.bindings.admission import halt_from_error
 from otel_limits.bindings.openai_agents.active_agents import ActiveAgentHooks
 from otel_limits.bindings.openai_agents.agent_runs import AgentRun
-from otel_limits.bindings.openai_agents.interrupted_runs import waiting_in
+from otel_limits.bindings.openai_agents.interrupted_runs import recalled
 from otel_limits.bindings.openai_agents.limit_questions import questions_in
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
@@ -109,7 +109,7 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         session_id=_session_of(options),
         given=UNKNOWN if isinstance(given, RunState) else given,
         questions=suppress_errors("binding")(questions_in)(given) or {},
-        answers=waiting_in(given) or {},
+        answers=recalled(given, host.runs.interrupted) or {},
     )
     agent_run.own_cap = options.get("max_turns", DEFAULT_MAX_TURNS)
     options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)
