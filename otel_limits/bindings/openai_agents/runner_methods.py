@@ -109,7 +109,7 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         session_id=_session_of(options),
         given=UNKNOWN if isinstance(given, RunState) else given,
         questions=suppress_errors("binding")(questions_in)(given) or {},
-        answers=recalled(given, host.runs.interrupted) or {},
+        answers=recalled(given, agent.name, host) or {},
     )
     agent_run.own_cap = options.get("max_turns", DEFAULT_MAX_TURNS)
     options["hooks"] = ActiveAgentHooks.around(options.get("hooks"), agent_run)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from agents import Agent, RunState, SQLiteSession, function_tool
 
 from otel_limits import Event, Limits, ModelCall, Started, Stop, ToolCall, disable, enable, stop_of
+from otel_limits.runs.tasks import MAX_DAYS
 from otel_limits.testing import ScriptedAgentsModel, endless, says, uses
 from tests.openai_agents.runs import CALLS, call_run, halt_of, options_of, unanswered
+
+if TYPE_CHECKING:
+    from otel_limits.testing import FakeTime
 
 SENDING: Any = uses("send", arguments={"to": "x"})
 
@@ -211,7 +217,7 @@ def test_extension_outlives_a_further_interrupt() -> None:
     )
 
 
-def test_approval_extends_a_limit_on_time(fake_time: Any) -> None:
+def test_approval_extends_a_limit_on_time(fake_time: FakeTime) -> None:
     """The time of the task is over when the answer comes."""
     enable(Limits(max_duration_seconds=30), action="ask")
     post = Post()
@@ -246,12 +252,19 @@ def test_observe_continues_and_reports_once_per_leg(events: list[Event]) -> None
 # --- after a restart ------------------------------------------------------------------------------
 
 
-def restored(agent: Any, state: Any, limits: Limits, **options: Any) -> Any:
-    """A state from its text, as a process has it in which otel-limits remembers nothing."""
-    text = state.to_string()
-    disable()
-    enable(limits, **options)
-    return asyncio.run(RunState.from_string(agent, text))
+Restore = Callable[[Any, Any], Any]
+
+
+@pytest.fixture
+def restored(fake_time: FakeTime) -> Restore:
+    """Returns a state from its text, after otel-limits has forgotten what is in memory."""
+
+    def restore(agent: Any, state: Any) -> Any:
+        fake_time.advance(MAX_DAYS * 24 * 60 * 60 + 1)
+        text = state if isinstance(state, str) else state.to_string()
+        return asyncio.run(RunState.from_string(agent, text))
+
+    return restore
 
 
 AFTER_RESTART: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -269,22 +282,23 @@ AFTER_RESTART: dict[str, tuple[dict[str, Any], int, str]] = {
 
 
 @pytest.mark.parametrize(("options", "sent", "reason"), AFTER_RESTART.values(), ids=AFTER_RESTART)
-def test_sums_survive_a_restart(options: dict[str, Any], sent: int, reason: str) -> None:
+def test_sums_survive_a_restart(
+    options: dict[str, Any], sent: int, reason: str, restored: Restore
+) -> None:
     """Each approval comes to another process, with the state as a text."""
     enable(**options)
     post = Post()
     agent = careful(sending(), post)
     result, approvals = call_run(agent), 0
     while result.interruptions and approvals < 12:
-        state = restored(agent, result.to_state(), **options)
+        state = restored(agent, result.to_state())
         result, approvals = call_run(agent, approved(state)), approvals + 1
     assert (post.sent, halt_of(result).reason) == (sent, reason)
 
 
-def test_sums_of_agent_as_tool_survive_a_restart() -> None:
+def test_sums_of_agent_as_tool_survive_a_restart(restored: Restore) -> None:
     """Its state is stored within that of the agent around it."""
-    limits = Limits(max_tool_calls=2)
-    enable(limits)
+    enable(Limits(max_tool_calls=2))
     post = Post()
     helper = careful(sending(), post, name="helper")
     tool = helper.as_tool("ask", "Ask.", **options_of({}))
@@ -292,21 +306,20 @@ def test_sums_of_agent_as_tool_survive_a_restart() -> None:
     boss: Any = Agent("boss", model=model, tools=[tool])
     result, approvals = call_run(boss), 0
     while result.interruptions and approvals < 12:
-        state = restored(boss, result.to_state(), limits)
+        state = restored(boss, result.to_state())
         result, approvals = call_run(boss, approved(state)), approvals + 1
     assert (post.sent, approvals, result.final_output) == (2, 3, "done")
 
 
-def test_extension_survives_a_restart() -> None:
+def test_extension_survives_a_restart(restored: Restore) -> None:
     """A person has approved more, and another process gets the next answer."""
-    limits = Limits(max_turns=1)
-    enable(limits, action="ask")
+    enable(Limits(max_turns=1), action="ask")
     post = Post()
     agent = careful(sending(2), post)
     result, asked = call_run(agent), []
     while result.interruptions:
         asked.append(result.interruptions[0].name)
-        state = restored(agent, result.to_state(), limits, action="ask")
+        state = restored(agent, result.to_state())
         result = call_run(agent, approved(state))
     ours = "otel_limits_continue"
     assert (asked, result.final_output) == (["send", ours, "send", ours], "done")
@@ -320,3 +333,62 @@ def test_agents_work_with_a_state_without_otel_limits() -> None:
     disable()
     state = asyncio.run(RunState.from_string(agent, text))
     assert len(call_run(agent, approved(state)).interruptions) == 1
+
+
+# --- records that cannot be used ------------------------------------------------------------------
+
+
+def changed(text: str, change: str) -> str:
+    """The text of a state whose record is damaged or removed."""
+    state = json.loads(text)
+    entries = state["tool_use_tracker"]
+    (name,) = [each for each in entries if each.startswith("otel_limits:")]
+    if change == "removed":
+        del entries[name]
+    elif change == "edited":
+        entries[name][1] = entries[name][1].replace('turns\\": 1', 'turns\\": 0')
+    else:
+        entries[name][1] = change
+    assert json.dumps(state) != text
+    return json.dumps(state)
+
+
+CHANGES: dict[str, str] = {"removed": "removed", "edited": "edited", "no JSON": "{", "empty": ""}
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(
+    ("limits", "sent"),
+    [
+        (Limits(max_turns=2), 2),
+        (Limits(max_tool_calls=1), 1),
+        (Limits(max_token_budget=30), 2),
+    ],
+    ids=["turns", "tool calls", "tokens"],
+)
+def test_lost_record_is_recounted_from_the_state(
+    change: str, limits: Limits, sent: int, restored: Restore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A count is never lowered, and the resume works."""
+    enable(limits)
+    post = Post()
+    agent = careful(sending(), post, name=f"{change} {limits}")
+    result, approvals = call_run(agent), 0
+    while result.interruptions and approvals < 12:
+        state = restored(agent, changed(result.to_state().to_string(), change))
+        result, approvals = call_run(agent, approved(state)), approvals + 1
+    assert (post.sent, approvals) == (sent, 2)
+    assert stop_of(result) is not None
+    assert caplog.text.count("are those that the state shows") == 1
+
+
+def test_record_in_memory_precedes_a_lost_one() -> None:
+    """It knows more."""
+    enable(Limits(max_turns=2))
+    post = Post()
+    agent = careful(sending(), post)
+    text = changed(call_run(agent).to_state().to_string(), "{")
+    state = asyncio.run(RunState.from_string(agent, text))
+    approvals, result = approve_all(agent, call_run(agent, approved(state)))
+    assert (post.sent, approvals, halt_of(result).reason) == (2, 1, "max_turns")
