@@ -479,7 +479,8 @@ class GraphCall:
     @property
     def waiting(self) -> Mapping[str, Task]:
         """The tasks to be kept in the checkpoints of the outermost graph, if it has interrupts."""
-        return {} if self._is_within else self.invocation.waiting
+        is_outermost = not self._is_within and self.stream.interrupts
+        return self.invocation.waiting if is_outermost else {}
 
     @suppress_errors("binding")
     def succeed(self) -> Saved | None:

@@ -308,6 +308,7 @@ def test_metrics_without_a_panel_or_alert_are_known() -> None:
     assert unused == {
         "cycles_total",
         "label_overflows_total",
+        "lost_tasks_total",
         "observer_lag_seconds",
         "overshoot_tokens",
         "quota_wait_seconds",
