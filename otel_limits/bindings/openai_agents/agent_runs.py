@@ -119,6 +119,7 @@ class AgentRun:
             agent,
             attributes=self.attributes,
             session_id=self._session_id,
+            given=given,
             answers=self._answers.get(agent, ())[:1],
             more=self._extension_for(agent),
             agent_run=self,
@@ -221,13 +222,11 @@ class AgentRun:
         """End the invocations of all agents, however the run has ended."""
         # Its input is that of the first agent, not that of the last one.
         self.root.run.judge(self._reason, self.root.error, self.active.run)
-        kept = dict(self._answers)
         # The first agent's invocation contains the others.
-        for agent, invocation in reversed(tuple(self._paths.items())):
+        for invocation in reversed(tuple(self._paths.values())):
             run, reason = invocation.run, self._reason if invocation is self.active else HANDOFF
             if self._interrupted is not None:
-                kept[agent] = key_of(run.invocation.id)
-                invocation.interrupts = [kept[agent]]
+                invocation.interrupts = [key_of(run.invocation.id)]
             if run.verdict is not None and run.action != "observed":
                 reason = run.verdict.reason
             invocation.finish(reason, invocation.error)
