@@ -22,7 +22,7 @@ from otel_limits.audit.turns import (
     turns_table,
 )
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.limits import LIMITS, LOOP_LIMITS, TREE_PREFIX, Breach
+from otel_limits.core.limits import LOOP_LIMITS, Breach, kind_of
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import pluralize
@@ -231,7 +231,7 @@ def _sentence(row: Any) -> str:
     breach = None
     if row.breach_limit is not None:
         # The limit of an imported row may be unknown to this version.
-        kind = LIMITS.get(row.breach_limit.removeprefix(TREE_PREFIX))
+        kind = kind_of(row.breach_limit)
         unit = "" if kind is None else kind.unit
         reason = row.reason if kind is None else kind.reason
         breach = Breach(row.breach_limit, row.breach_cap, row.breach_observed, reason, unit)

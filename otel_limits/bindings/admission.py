@@ -32,7 +32,7 @@ from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LIMIT_NAMES,
     MAX_DURATION_STOP_REASON,
-    TREE_PREFIX,
+    without_prefix,
 )
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
@@ -372,12 +372,14 @@ def halt_from_error(admission: Admission, error: BaseException) -> Verdict | Non
 
 
 def limits_run(breach: Breach, run: Run, invocation_id: str = "") -> bool:
-    """Return whether a breach is one of this invocation, or of a tree that contains it."""
+    """Return whether a breach is one of this invocation, or of a tree or conversation around it."""
     if invocation_id == run.invocation.id:
         return True
-    name = breach.limit.removeprefix(TREE_PREFIX)
-    return breach.limit.startswith(TREE_PREFIX) and any(
-        dict(tree.policy.limits.items()).get(name) == breach.cap for tree in run.trees
+    name = without_prefix(breach.limit)
+    return any(
+        breach.limit == tree.prefix + name
+        and dict(tree.policy.limits.items()).get(name) == breach.cap
+        for tree in run.trees
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -184,16 +185,19 @@ class InvocationInProgress(Admission):
         if span is None:
             span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
+        policy = policy or host.policy(agent)
         run = host.runs.start(
             agent,
-            policy or host.policy(agent),
+            policy,
             context.trace_id,
             context.span_id,
             sampled=context.trace_flags.sampled,
             model=model,
             traced=has_own_span or context.is_valid,
             session_id=session_id,
-            conversation=(session_id or "") if conversation is None else conversation,
+            conversation=conversation_of(
+                policy, attributes, session_id if conversation is None else conversation
+            ),
             attributes=audited(attributes, host.runs.audit_keys),
             note=note,
             answers=answers,
@@ -633,6 +637,25 @@ def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
     invocation = invocation_of_task(kind)
     run = invocation.run if invocation is not None else current_scope()[0]
     return invocation, run if isinstance(run, Run) and not run.released else None
+
+
+def conversation_of(
+    policy: Policy, attributes: Mapping[str, object], own: str | None = None
+) -> str:
+    """Return the ID of a call's conversation: the value of `conversation_key`, if that is set.
+
+    Args:
+        policy: The policy of the agent.
+        attributes: The attributes of the call.
+        own: The ID that its framework has.
+    """
+    key = policy.conversation_key
+    if key is None:
+        return own or ""
+    kind, _, name = key.partition(".")
+    value = baggage.get_baggage(name) if kind == "baggage" else attributes.get(name)
+    # With the key, as a thread may have the same ID.
+    return json.dumps([key, str(value)]) if value not in (None, "") else ""
 
 
 def audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:

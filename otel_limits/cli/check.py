@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from otel_limits.bindings.probing import release
@@ -15,6 +16,7 @@ from otel_limits.cli.doctor.finding import as_sentences, exit_status
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.list_date import list_in_use
 from otel_limits.core.secrets import redact_url
+from otel_limits.core.values import duration_text
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings.settings_reader import VARIABLES
@@ -110,7 +112,7 @@ def shown(value: object) -> str:
         value = [f"{name}={each}" for name, each in value.items()]
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
-    text = str(value)
+    text = duration_text(value) if isinstance(value, timedelta) else str(value)
     return "unset" if value in (None, "") else redact_url(text)
 
 

@@ -58,6 +58,7 @@ GROUPS: Final = {
     "limits": rf"(?!{LOOPS})max_\w+|preset|policy",
     "loops": rf"{LOOPS}|tool_failures|exempt_tools|nudge_disabled",
     "budget tree (an invocation and all agents it starts)": r"tree_\w+",
+    "conversation (all invocations of a thread or session)": r"conversation_\w+",
     "actions": r"action|tool_action|on_resume|halt\w+|warn_at|budget_hints|unpriced|unmeasured",
     "metrics": r"metrics\w*|genai_metrics|prometheus_\w+",
     "ledger and tool log": r"ledger\w*|audit_keys|time_zone|\w+_account\w*|tool_log_\w+",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -41,6 +42,19 @@ KILLED_STOP_REASON: Final = "killed"
 
 REPEATED_FAILURES: Final = "max_repeated_failures"
 
+TREE: Final = "tree"
+CONVERSATION: Final = "conversation"
+
+ACROSS: Final[Mapping[str, str]] = {
+    TREE: "across the whole budget tree",
+    CONVERSATION: "per conversation",
+}
+"""How far a shared limit reaches, in words."""
+
+TREE_PREFIX: Final = f"{TREE}_"
+CONVERSATION_PREFIX: Final = f"{CONVERSATION}_"
+"""Of the names of their limits."""
+
 USD: Final = "USD"
 """Unit of limits on cost."""
 
@@ -76,6 +90,8 @@ class Limit:
     """True if the call that only forces structured output is still allowed."""
     in_tree: bool = True
     """True if it can apply to a whole budget tree."""
+    in_conversation: bool = False
+    """True if it can apply to a whole conversation."""
     leaves_room: bool = True
     """False if not even a final answer may exceed it."""
     binds_side_calls: bool = False
@@ -89,11 +105,10 @@ class Limit:
         """Return the limit of one tool, of a limit whose value counts by tool."""
         return replace(self, subject=tool, observed=_OfTool(self.observed, tool))
 
-    @property
-    def tree_help(self) -> str:
-        """`help` for the same limit of a budget tree."""
-        help_text = self.help.replace(", across all legs", "")
-        return help_text.replace("per invocation", "across the whole budget tree")
+    def help_across(self, shared: str) -> str:
+        """Return `help` for the same limit of a budget tree or a conversation, without details."""
+        help_text = re.sub(r", (across all legs|including [^.]+)", "", self.help)
+        return help_text.replace("per invocation", ACROSS[shared])
 
 
 def _whole_milliseconds(tally: Tally) -> float:
@@ -144,6 +159,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="turns",
             help="Turns per invocation, across all legs.",
             observed=attrgetter("turns"),
+            in_conversation=True,
         ),
         Limit(
             name="max_model_calls",
@@ -152,6 +168,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             help="Model calls per invocation, including retries, failures, structured output and "
             "summaries.",
             observed=attrgetter("model_calls"),
+            in_conversation=True,
             # A final answer would be one more call.
             leaves_room=False,
             binds_side_calls=True,
@@ -162,6 +179,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="tokens",
             help="Input and output tokens per invocation, including retries.",
             observed=attrgetter("tokens"),
+            in_conversation=True,
             binds_side_calls=True,
         ),
         Limit(
@@ -186,6 +204,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit="calls",
             help="Tool calls per invocation. Further calls are refused, then the agent halts.",
             observed=attrgetter("tool_calls"),
+            in_conversation=True,
             is_refusal=True,
         ),
         Limit(
@@ -204,6 +223,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             unit=USD,
             help="Cost per invocation, in USD.",
             observed=attrgetter("cost_at_most"),
+            in_conversation=True,
             kind=MONEY,
             binds_side_calls=True,
         ),
@@ -275,8 +295,11 @@ LIMIT_NAMES: Final = tuple(LIMITS)
 LOOP_LIMITS: Final = tuple(
     limit.name for limit in LIMITS.values() if limit.reason == LOOP_DETECTED_STOP_REASON
 )
-TREE_LIMITS: Final = tuple(limit.name for limit in LIMITS.values() if limit.in_tree)
-TREE_PREFIX: Final = "tree_"
+SHARED_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
+    TREE: tuple(limit.name for limit in LIMITS.values() if limit.in_tree),
+    CONVERSATION: tuple(limit.name for limit in LIMITS.values() if limit.in_conversation),
+}
+"""The limits of budget trees and of conversations."""
 
 STOP_REASONS: Final = (
     *dict.fromkeys(limit.reason for limit in LIMITS.values()),
@@ -285,6 +308,16 @@ STOP_REASONS: Final = (
     KILLED_STOP_REASON,
 )
 """Every stop reason of otel-limits, by precedence."""
+
+
+def without_prefix(limit: str) -> str:
+    """Return the name of a limit without the prefix of a shared one."""
+    return limit.removeprefix(TREE_PREFIX).removeprefix(CONVERSATION_PREFIX)
+
+
+def kind_of(limit: str) -> Limit | None:
+    """Return the entry of a limit, also of one that is shared; `None` if it has none."""
+    return LIMITS.get(without_prefix(limit))
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +344,8 @@ class Breach:
     """A limit that was reached."""
 
     limit: str
-    """Name of the limit, such as `max_turns`, or `tree_max_turns` for a budget tree."""
+    """Name of the limit, such as `max_turns`, or `tree_max_turns` for a budget tree, or
+    `conversation_max_turns`."""
     cap: Number
     """The cap."""
     observed: Number
@@ -343,8 +377,7 @@ class Breach:
     @property
     def amount(self) -> str:
         """Usage and cap, in words."""
-        # A tree limit has the same name with a prefix.
-        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        kind = kind_of(self.limit)
         if kind is not None and kind.is_refusal:  # `observed` includes the refused call
             by = over_resumes(self, "by")
             return f"{self.cap} of {self.cap} {self.unit} used{by}, and one more was requested"
@@ -369,13 +402,13 @@ class Breach:
     @property
     def leaves_room(self) -> bool:
         """True if a final answer may exceed the limit."""
-        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        kind = kind_of(self.limit)
         return kind is None or kind.leaves_room
 
     @property
     def binds_side_calls(self) -> bool:
         """True if a side call would exceed the limit."""
-        kind = LIMITS.get(self.limit.removeprefix(TREE_PREFIX))
+        kind = kind_of(self.limit)
         return kind is not None and kind.binds_side_calls
 
 
@@ -550,16 +583,17 @@ def require_limits(name: str, limits: object) -> Limits:
     raise ValueError(f"{name} must be Limits, such as Limits(max_turns=30), got {limits!r:.100}.")
 
 
-def require_tree(limits: object) -> Limits:
-    """Return `limits` if they are valid for a whole budget tree.
+def require_shared(shared: str, limits: object) -> Limits:
+    """Return `limits` if they are valid for a whole budget tree or conversation.
 
     Raises:
-        ValueError: One of them does not apply to trees.
+        ValueError: One of them does not apply there.
     """
-    limits = require_limits("tree", limits)
-    invalid = [name for name, _ in limits.items() if name not in TREE_LIMITS]
+    limits, valid = require_limits(shared, limits), SHARED_LIMITS[shared]
+    invalid = [name for name, _ in limits.items() if name not in valid]
     if invalid:
+        what = "budget tree" if shared == TREE else shared
         raise ValueError(
-            f"{invalid[0]} is not a limit of a budget tree. It can have: {', '.join(TREE_LIMITS)}."
+            f"{invalid[0]} is not a limit of a {what}. It can have: {', '.join(valid)}."
         )
     return limits

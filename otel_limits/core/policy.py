@@ -4,23 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.failures import TOOL_FAILURES, FailureRule, is_failure
 from otel_limits.core.halt_message import HALT_MESSAGE, HALT_MESSAGE_DEFAULT
 from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
+    CONVERSATION,
+    CONVERSATION_PREFIX,
     KILLED_STOP_REASON,
     NO_LIMITS,
     STOP_REASONS,
+    TREE,
     TREE_PREFIX,
     Breach,
     Limits,
     require_limits,
-    require_tree,
+    require_shared,
 )
 from otel_limits.core.origins import origins_of
-from otel_limits.core.values import BOOLEAN, FRACTIONS, NAMES, FrozenDict, choice, setting
+from otel_limits.core.values import (
+    BOOLEAN,
+    FRACTIONS,
+    KEY_SOURCES,
+    NAMES,
+    TIME_SPAN,
+    FrozenDict,
+    choice,
+    setting,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,11 +106,12 @@ class Overrides:
     """Values that code sets for an agent; those that are `None` are inherited.
 
     Raises:
-        ValueError: A value is invalid, or a limit makes no sense for a tree.
+        ValueError: A value is invalid, or a limit makes no sense for a tree or a conversation.
     """
 
     limits: Limits = NO_LIMITS
     tree: Limits = NO_LIMITS
+    conversation: Limits = NO_LIMITS
     action: Action | None = None
     halt_message: str | None = None
     origin: str = ""
@@ -106,7 +120,8 @@ class Overrides:
     def __post_init__(self) -> None:
         """Reject invalid values."""
         require_limits("limits", self.limits)
-        require_tree(self.tree)
+        require_shared(TREE, self.tree)
+        require_shared(CONVERSATION, self.conversation)
         if self.action is not None:
             ACTION.of_value("action", self.action)
         if self.halt_message is not None:
@@ -126,6 +141,8 @@ class Policy:
     limits: Limits = NO_LIMITS
     tree: Limits = NO_LIMITS
     """Caps for a whole budget tree, set by its root."""
+    conversation: Limits = NO_LIMITS
+    """Caps for all invocations of a conversation, set by the agent that begins them."""
     action: Action = setting(
         "halt",
         ACTION,
@@ -149,6 +166,16 @@ class Policy:
         "continue",
         RESUMED,
         "Budget after an interrupt is answered: continue (that of the task) or fresh.",
+    )
+    conversation_key: str | None = setting(
+        None,
+        KEY_SOURCES,
+        "ID of a conversation: attribute.NAME or baggage.NAME. Unset: its thread or session.",
+    )
+    conversation_idle: timedelta = setting(
+        timedelta(days=1),
+        TIME_SPAN,
+        "Idle time after which a conversation is forgotten, e.g. 12h.",
     )
     tool_failures: FailureRule = setting(
         "text",
@@ -201,12 +228,14 @@ class Policy:
             self,
             limits=own.limits.merged_over(self.limits),
             tree=own.tree.merged_over(self.tree),
+            conversation=own.conversation.merged_over(self.conversation),
             action=own.action or self.action,
             halt_message=own.halt_message or self.halt_message,
             origins={
                 **self.origins,
                 **origins_of(own.limits, own.origin),
                 **origins_of(own.tree, own.origin, TREE_PREFIX),
+                **origins_of(own.conversation, own.origin, CONVERSATION_PREFIX),
             },
         )
 
@@ -240,6 +269,7 @@ class Policy:
         for prefix, old, new in (
             ("", before.limits, self.limits),
             (TREE_PREFIX, before.tree, self.tree),
+            (CONVERSATION_PREFIX, before.conversation, self.conversation),
         ):
             caps = _flat(new)
             for name, cap in _flat(old).items():
@@ -251,21 +281,26 @@ class Policy:
 
     @property
     def is_capped(self) -> bool:
-        """True if it has a cap, of the agent or of its budget tree."""
-        return any(cap for _, cap in (*self.limits.items(), *self.tree.items()))
+        """True if it has a cap, of the agent, of its budget tree or of its conversations."""
+        caps = (self.limits, self.tree, self.conversation)
+        return any(cap for each in caps for _, cap in each.items())
 
     @property
     def halts_unpriced(self) -> bool:
         """True if a call without a price halts the agent, outside of other agents' trees."""
-        tree = self.tree_policy()
-        capped = self.limits.max_cost_usd or tree.limits.max_cost_usd
+        shared = [self.tree_policy(), self.conversation_policy()]
+        capped = any(each.limits.max_cost_usd for each in (self, *shared))
         has_usd_limit = capped or any(unit == "usd" for unit, _ in self.quotas)
-        rule = self.unpriced or unpriced_by_default(self, [tree])
+        rule = self.unpriced or unpriced_by_default(self, shared)
         return bool(has_usd_limit) and rule == "halt"
 
     def tree_policy(self) -> Policy:
         """Return the policy of the budget tree, whose limits are the tree caps."""
         return replace(self, limits=self.tree, tree=NO_LIMITS)
+
+    def conversation_policy(self) -> Policy:
+        """Return the policy of a conversation, whose limits are the caps of conversations."""
+        return replace(self, limits=self.conversation, tree=NO_LIMITS)
 
     def breaches(
         self,

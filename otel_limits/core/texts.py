@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_LENGTH, clean, quoted
 from otel_limits.core.limits import (
+    CONVERSATION_PREFIX,
     KILLED_STOP_REASON,
-    LIMITS,
     LOOP_DETECTED_STOP_REASON,
     MAX_COST_STOP_REASON,
     MAX_DURATION_STOP_REASON,
@@ -33,6 +33,7 @@ from otel_limits.core.limits import (
     REPEATED_FAILURES,
     TREE_PREFIX,
     USD,
+    kind_of,
 )
 from otel_limits.core.secrets import redact_message
 from otel_limits.core.wording import shortest
@@ -174,10 +175,12 @@ def _raise(breach: Breach) -> str:
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
-        again = f"send {NEW_TASK.format('the root agent')}" if breach.resumes else RUN_ROOT
-        return f"The whole tree shares this limit: {again}, or raise it{there}."
-    again = f"Send {NEW_TASK.format('the agent')}" if breach.resumes else RUN_AGAIN
-    return f"{again}, or raise the limit{there}."
+        return f"The whole tree shares this limit: run the root agent again, or raise it{there}."
+    if breach.limit.startswith(CONVERSATION_PREFIX):
+        shared = "The whole conversation shares this limit"
+        return f"{shared}: start a new conversation, or raise it{there}."
+    # A realtime agent is started, others are called; "run" suits both.
+    return f"Run the agent again to continue, or raise the limit{there}."
 
 
 # --- the end user ---------------------------------------------------------------------------------
@@ -214,7 +217,18 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     reason = WHY.get(verdict.reason, "it reached a limit")
     if verdict.breach is not None and verdict.breach.uncounted:
         reason = f"its {_unknown(verdict.breach)}"
-    return message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
+    text = message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
+    # Whatever the next message asks for: it would be refused.
+    return f"{text} {NEW_CONVERSATION}" if _is_of_conversation(verdict) else text
+
+
+NEW_CONVERSATION: Final = "Please start a new conversation."
+
+
+def _is_of_conversation(verdict: Verdict) -> bool:
+    """Return whether a halt ends a whole conversation."""
+    breach = verdict.breach
+    return breach is not None and breach.limit.startswith(CONVERSATION_PREFIX)
 
 
 def question_for_end_user(verdict: Verdict, how: str = "") -> str:
@@ -229,7 +243,8 @@ def question_for_end_user(verdict: Verdict, how: str = "") -> str:
     reason = WHY.get(verdict.reason, "it reached a limit")
     how = how or f"Answer yes to allow {limit} more, a number to allow that many, or no to stop."
     again = "The answer was not understood. " if verdict.asks_again else ""
-    return f"{again}This request is paused because {reason}{amount}. Continue? {how}"
+    paused = "conversation" if _is_of_conversation(verdict) else "request"
+    return f"{again}This {paused} is paused because {reason}{amount}. Continue? {how}"
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -241,7 +256,7 @@ def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
     limit = _amount(breach.cap, breach.unit)
     if breach.note:  # the usage is unknown
         return limit, ""
-    kind = LIMITS.get(breach.limit.removeprefix(TREE_PREFIX))
+    kind = kind_of(breach.limit)
     is_refusal = kind is not None and kind.is_refusal  # `observed` includes the refused call
     used = limit if is_refusal else _amount(breach.observed, breach.unit)
     return limit, f"at most {used}" if breach.at_most else used
@@ -298,6 +313,8 @@ def _unknown(breach: Breach) -> str:
 def _cap_of(breach: Breach) -> str:
     """Name the limit by its cap, e.g. `the shared limit of 30 turns`."""
     shared = "shared " if breach.limit.startswith(TREE_PREFIX) else ""
+    if breach.limit.startswith(CONVERSATION_PREFIX):
+        shared = "conversation's "
     unit = breach.unit
     if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
         unit = f"calls to tool {quoted(breach.subject)}" if breach.subject else "tool calls"
@@ -309,8 +326,9 @@ def _cap_of(breach: Breach) -> str:
 
 def wrap_up_note(verdict: Verdict) -> str:
     """Return the note that the next answer is the last."""
+    ends = "conversation" if _is_of_conversation(verdict) else "task"
     return (
-        f"This task must end now: {cause_of(verdict)}. You can no longer use tools. "
+        f"This {ends} must end now: {cause_of(verdict)}. You can no longer use tools. "
         "Give your final answer now, based on what you already know, and say what is missing."
     )
 
@@ -334,7 +352,8 @@ def refusal_note(breach: Breach, *, is_final: bool) -> str:
         fact = f"{breach.subject} was used {cap} of {cap} times in this task."
     else:
         shared = " that its agents share" if breach.limit.startswith(TREE_PREFIX) else ""
-        fact = f"Not run: {cap} of {cap} tool calls{shared} were used in this task."
+        within = "conversation" if breach.limit.startswith(CONVERSATION_PREFIX) else "task"
+        fact = f"Not run: {cap} of {cap} tool calls{shared} were used in this {within}."
     return f"{fact} {'Answer' if is_final else 'Use other tools, or answer'} with what you have."
 
 

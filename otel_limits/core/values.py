@@ -25,6 +25,9 @@ MAX_PORT: Final = 65_535
 DURATION_TEXT: Final = re.compile(r"(\d+)([smhdw])")
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
+# No spaces or braces, as in the keys of quotas.
+KEY_SOURCE: Final = re.compile(r"(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
+
 # YAML aliases can make a value astronomically long: abbreviated to what a person would read.
 WRITER: Final = reprlib.Repr()
 WRITER.maxlevel = 2
@@ -408,10 +411,46 @@ def _duration(text: object) -> timedelta:
     return timedelta(**{DURATION_UNITS[found[2]]: int(found[1])})
 
 
+def duration_text(span: timedelta) -> str:
+    """Return a duration as it is written, in the largest unit without a rest."""
+    sizes = {unit: timedelta(**{name: 1}) for unit, name in DURATION_UNITS.items()}
+    unit = next(each for each in "dhms" if not span % sizes[each])
+    return f"{span // sizes[unit]}{unit}"
+
+
 DURATION: Final = CheckedKind[timedelta](
     phrase="a duration such as 30m, 12h, 7d or 2w",
     check=_duration,
     parse=str,
+)
+
+
+def _time_span(text: object) -> timedelta:
+    span = _duration(text)
+    if not span:
+        raise InvalidValueError
+    return span
+
+
+TIME_SPAN: Final = CheckedKind[timedelta](
+    phrase="a duration above 0 such as 30m, 12h, 7d or 2w",
+    check=_time_span,
+    parse=str,
+    schema={"type": "string", "pattern": f"^{DURATION_TEXT.pattern}$"},
+)
+
+
+def _key_source(text: object) -> str:
+    if not isinstance(text, str) or not KEY_SOURCE.fullmatch(text):
+        raise InvalidValueError
+    return text
+
+
+KEY_SOURCES: Final = CheckedKind[str](
+    phrase="attribute.NAME or baggage.NAME, such as baggage.chat.id",
+    check=_key_source,
+    parse=str,
+    schema={"type": "string", "pattern": f"^{KEY_SOURCE.pattern}$"},
 )
 
 

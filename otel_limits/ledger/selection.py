@@ -10,7 +10,12 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.limits import LIMITS, QUOTA_EXCEEDED_STOP_REASON, TREE_PREFIX
+from otel_limits.core.limits import (
+    CONVERSATION_PREFIX,
+    LIMITS,
+    QUOTA_EXCEEDED_STOP_REASON,
+    TREE_PREFIX,
+)
 from otel_limits.ledger.calendar import PERIODS, QUARTER, QUARTER_SECONDS, span
 from otel_limits.ledger.options import AFTER_TOOLS, KEY_PREFIX, OWN_NAMES, Condition
 from otel_limits.ledger.rows import MICROSECONDS
@@ -179,7 +184,7 @@ REASON_COUNTED: Final[sa.ColumnElement[Any]] = sa.case(
     {
         prefix + name: _inlined(limit.reason)
         for name, limit in LIMITS.items()
-        for prefix in ("", TREE_PREFIX)
+        for prefix in ("", TREE_PREFIX, CONVERSATION_PREFIX)
     },
     value=RUNS.breach_limit,
     # Quotas have their own names.

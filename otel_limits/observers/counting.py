@@ -14,12 +14,11 @@ from otel_limits.core import events
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names, clean
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
-    LIMITS,
     NO_LIMITS,
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
-    TREE_PREFIX,
     Limits,
+    kind_of,
 )
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
@@ -312,7 +311,7 @@ def possible_halts(event: events.Started) -> Iterator[tuple[str, str]]:
     """Yield reason and action of each halt that is possible for an invocation."""
     caps = (*event.limits.items(), *event.tree.items())
     # 0 disables a limit.
-    limits = (LIMITS.get(name.removeprefix(TREE_PREFIX)) for name, cap in caps if cap)
+    limits = (kind_of(name) for name, cap in caps if cap)
     reasons = dict.fromkeys(limit.reason for limit in limits if limit is not None)
     if event.has_quotas:
         reasons |= dict.fromkeys((QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASON))
@@ -326,8 +325,8 @@ def possible_halts(event: events.Started) -> Iterator[tuple[str, str]]:
 
 
 def is_of_tokens(limit: str) -> bool:
-    """Return whether a limit of an invocation or a budget tree is counted in tokens."""
-    kind = LIMITS.get(limit.removeprefix(TREE_PREFIX))
+    """Return whether a limit is counted in tokens."""
+    kind = kind_of(limit)
     return kind is not None and kind.unit.endswith("tokens")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from otel_limits.core.limits import LIMITS, TREE_PREFIX, Breach, Level
+from otel_limits.core.limits import CONVERSATION_PREFIX, TREE_PREFIX
 from otel_limits.core.policy import unpriced_by_default
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from decimal import Decimal
 
+    from otel_limits.core.limits import Level, Limits
     from otel_limits.core.policy import Policy, Reached, Unpriced
 
 Counted = TypeVar("Counted", Breach, Level)
@@ -83,6 +84,11 @@ class Budget:
             self.wrapped_up, self.leader = before.wrapped_up, before.leader
             self.outputs |= before.outputs
 
+    @property
+    def is_of_conversation(self) -> bool:
+        """True for the budget of a conversation."""
+        return self.prefix == CONVERSATION_PREFIX
+
     def reserve(self, reservation: Reservation) -> None:
         """Reserve usage for a model call."""
         held = self.reserved
@@ -142,12 +148,17 @@ class Budget:
             return counted
         return replace(counted, resumes=self.resumes)
 
-    def covers(self, policy: Policy) -> bool:
-        """Return whether this tree is always exhausted before one within it with `policy`."""
+    def covers(self, policy: Policy, shared: Limits) -> bool:
+        """Return whether this one is always exhausted before one within it with other caps.
+
+        Args:
+            policy: The policy of that one.
+            shared: Its caps.
+        """
         caps = dict(self.policy.limits.items())
         # With another action, it would behave differently at the same cap.
         return self.policy.action == policy.action and all(
-            name in caps and caps[name] <= cap for name, cap in policy.tree.items()
+            name in caps and caps[name] <= cap for name, cap in shared.items()
         )
 
 

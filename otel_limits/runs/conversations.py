@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from otel_limits.core.usage import NO_COST
+from otel_limits.core.labels import quoted
+from otel_limits.core.limits import CONVERSATION_PREFIX, Limits
+from otel_limits.core.origins import EXTENSION, origins_of
+from otel_limits.core.usage import NO_COST, Tally
 from otel_limits.core.values import FrozenDict
+from otel_limits.runs.budget import Budget
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from decimal import Decimal
 
+    from otel_limits.core.policy import Policy
     from otel_limits.core.usage import Number
+
+logger = logging.getLogger("otel_limits")
+
+MAX_CONVERSATIONS: Final = 10_000
+"""Conversations that are kept in memory; a further one drops the one that was idle longest."""
 
 HASH_LENGTH: Final = 32
 
@@ -56,8 +69,8 @@ class ConversationStore(Protocol):
     def read(self, key: str) -> ConversationSums | None:
         """Return the sums of a conversation; `None` if it is unknown.
 
-        Called before the first model call of an invocation, in a thread that may wait. What this
-        process has added before is included.
+        Called before the first model call of an invocation, in a thread that may wait. Everything
+        that this process has added before is included.
 
         Args:
             key: The hash of the conversation.
@@ -69,6 +82,117 @@ class ConversationStore(Protocol):
         Args:
             key: The hash of the conversation.
             agent: The name of its agent.
-            part: What is added; a number can be negative, as a tool call may be taken back.
+            part: The addition; a number can be negative, as a tool call may be taken back.
             idle_seconds: How long the conversation is remembered after this.
         """
+
+
+class Conversation(Budget):
+    """The budget of one conversation, which its invocations share, also concurrent ones."""
+
+    __slots__ = ("agent", "granted", "has_asked", "key", "used", "warned")
+
+    def __init__(self, key: str, agent: str, policy: Policy, now: float) -> None:
+        """Begin a conversation."""
+        super().__init__(policy, now, CONVERSATION_PREFIX)
+        self.key, self.agent = key, agent
+        self.used = now
+        """When an invocation last began or ended in it."""
+        self.has_asked = False
+        """True once a person was asked to extend it."""
+        self.granted: dict[str, Any] = {}
+        """By how much persons have raised its caps, by the name of the limit."""
+        self.warned: set[tuple[str, float]] = set()
+        """Soft thresholds that were reported, by limit."""
+        self.follow(policy)
+
+    def is_forgotten(self, now: float) -> bool:
+        """Return whether it was idle for too long."""
+        idle = self.policy.conversation_idle.total_seconds()
+        return not self.members and now - self.used >= idle
+
+    def follow(self, policy: Policy) -> None:
+        """Apply the caps that are set now, which may have changed since the last message."""
+        policy = policy.conversation_policy()
+        if self.granted:
+            caps = {name: cap + self.granted.get(name, 0) for name, cap in policy.limits.items()}
+            raised = origins_of(Limits(**self.granted), EXTENSION, CONVERSATION_PREFIX)
+            origins = {**policy.origins, **raised}
+            policy = replace(policy, limits=Limits(**caps), origins=origins)
+        self.policy = policy
+
+    def extend(self, more: Limits) -> None:
+        """Raise its caps to what is used now plus `more`."""
+        now = dict(self.policy.limits.items())
+        caps = {name: cap for name, cap in more.extended_by(self.tally, {}).items() if name in now}
+        for name, cap in caps.items():
+            self.granted[name] = self.granted.get(name, 0) + cap - now[name]
+        origins = {**self.policy.origins, **origins_of(more, EXTENSION, CONVERSATION_PREFIX)}
+        limits = Limits(**caps).merged_over(self.policy.limits)
+        self.policy = replace(self.policy, limits=limits, origins=origins)
+
+
+class Conversations:
+    """The conversations of a process, bounded in number and age. Guarded by the registry's lock."""
+
+    def __init__(self, now: Callable[[], float], most: int = MAX_CONVERSATIONS) -> None:
+        """Create an empty table."""
+        self.forgotten = 0
+        """Conversations that were dropped because there were too many, or because of their age."""
+        self._now, self._most = now, most
+        self._kept: OrderedDict[str, Conversation] = OrderedDict()
+        self._without: set[str] = set()
+        """Agents whose calls belong to no conversation, although they have limits for it."""
+
+    def __len__(self) -> int:
+        """Return the number of conversations."""
+        return len(self._kept)
+
+    def of(self, key: str, agent: str, policy: Policy) -> Conversation:
+        """Return a conversation for an invocation that begins, with the caps of its policy."""
+        now = self._now()
+        kept = self._kept.get(key)
+        if kept is not None and kept.is_forgotten(now):
+            self.forgotten += 1
+            kept = None
+        if kept is None:
+            kept = self._kept[key] = Conversation(key, agent, policy, now)
+        else:
+            kept.follow(policy)
+        kept.used = now
+        self._kept.move_to_end(key)
+        self._forget(now)
+        return kept
+
+    def leave(self, conversation: Conversation) -> None:
+        """Note that an invocation has ended in a conversation."""
+        conversation.used = self._now()
+        if conversation.key in self._kept:
+            self._kept.move_to_end(conversation.key)
+
+    def report_missing(self, agent: str) -> None:
+        """Log, once for each agent, that its limits per conversation do not apply."""
+        if agent not in self._without:
+            self._without.add(agent)
+            logger.warning(
+                "otel-limits: agent %s has limits per conversation, but its calls belong to none, "
+                "so they do not apply. Pass a thread_id or a session, or set conversation_key.",
+                quoted(agent),
+            )
+
+    def after_fork(self) -> None:
+        """Reset in a child process: the parent's calls in flight end in the parent."""
+        for each in self._kept.values():
+            each.members, each.reserved = 0, Tally()
+
+    def _forget(self, now: float) -> None:
+        """Drop conversations that are idle for too long, and the oldest one of too many."""
+        while (oldest := self._oldest()) is not None:
+            if len(self._kept) <= self._most and not oldest.is_forgotten(now):
+                return
+            del self._kept[oldest.key]
+            self.forgotten += 1
+
+    def _oldest(self) -> Conversation | None:
+        """Return the one that is idle longest, if one is."""
+        return next((each for each in self._kept.values() if not each.members), None)

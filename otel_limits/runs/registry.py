@@ -17,7 +17,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, new_tree
-from otel_limits.runs.conversations import conversation_hash
+from otel_limits.runs.conversations import Conversation, conversation_hash
 from otel_limits.runs.current import current, current_scope, leave_all
 from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
@@ -151,7 +151,7 @@ class RunRegistry(Services):
             traced: It has a span.
             session_id: Its session.
             conversation: The ID of its conversation, of any length; empty if it has none.
-                One within another invocation belongs to that one's.
+                Ignored within an invocation that has one.
             attributes: Values of the audit keys.
             note: A remark for the log.
             answers: The keys of interrupts that it answers: see `Run.await_answer`.
@@ -185,7 +185,7 @@ class RunRegistry(Services):
                 conversation=_conversation(parent, agent, conversation),
             ),
             task,
-            self._trees(parent, policy, task, before),
+            self._trees(parent, agent, policy, task, before, conversation),
             parent,
             spans=self.spans,
             forget=self.forget,
@@ -214,7 +214,7 @@ class RunRegistry(Services):
         parent, before = current(), self._interrupted(policy, answers)
         identity = uuid4().hex
         task = Task(identity, policy, self.now(), before)
-        trees = self._trees(parent, policy, task, before)
+        trees = self._trees(parent, name, policy, task, before, conversation)
         group = Group(
             name, identity, task, trees, parent, _conversation(parent, name, conversation)
         )
@@ -245,8 +245,7 @@ class RunRegistry(Services):
     def end_group(self, group: Group, interrupts: Iterable[str] = ()) -> None:
         """End a group of agents, possibly with interrupts."""
         with self.lock:  # first, because an error below would keep its trees open forever
-            for tree in group.trees:
-                tree.members -= 1
+            self._leave(group.trees)
         with group.lock:
             group.finished = True
             if (run := group.run) is not None:
@@ -260,6 +259,7 @@ class RunRegistry(Services):
         self.clock.after_fork()
         self.interrupted.after_fork()
         self.failures.after_fork()
+        self.conversations.after_fork()
         if self.observers.gate is not None:
             self.observers.gate.after_fork()
         self._live.clear()
@@ -274,10 +274,15 @@ class RunRegistry(Services):
                 return False
             run.finished = True
             self._live.pop(run.invocation.id, None)
-            for budget in run.budgets.all:
-                budget.members -= 1
+            self._leave(run.budgets.all)
         self.spans.forget(run)
         return True
+
+    def _leave(self, budgets: tuple[Budget, ...]) -> None:
+        for budget in budgets:
+            budget.members -= 1
+            if isinstance(budget, Conversation):
+                self.conversations.leave(budget)
 
     def _interrupted(self, policy: Policy, answers: Iterable[str]) -> Task | None:
         """Return the task that an answer to interrupts continues, if it does."""
@@ -300,21 +305,47 @@ class RunRegistry(Services):
     def _trees(
         self,
         parent: Run | Group | None,
+        agent: str,
         policy: Policy,
         task: Task,
         before: Task | None,
+        conversation: str,
     ) -> tuple[Budget, ...]:
         """Return the enclosing trees, with a new one if the policy has one that can bind.
 
         After an interrupt it continues the task's earlier one, or has used what the task has.
         """
         above = parent.trees if parent is not None else ()
-        if not any(policy.tree.items()) or any(each.covers(policy) for each in above):
+        if policy.conversation.active:
+            above = self._with_conversation(above, parent, agent, policy, conversation)
+        if not any(policy.tree.items()) or any(each.covers(policy, policy.tree) for each in above):
             return above
         used = (before.tree or before.budget) if before is not None else None
         task.tree = new_tree(policy, self.now(), used)
         task.tree.resumes = task.resumes
         return (task.tree, *above)
+
+    def _with_conversation(
+        self,
+        above: tuple[Budget, ...],
+        parent: Run | Group | None,
+        agent: str,
+        policy: Policy,
+        identity: str,
+    ) -> tuple[Budget, ...]:
+        """Add the budget of an agent's conversation, if it has one and that can bind."""
+        if any(
+            each.is_of_conversation and each.covers(policy, policy.conversation) for each in above
+        ):
+            return above
+        around = parent.invocation.conversation if parent is not None else ""
+        if not (around or identity):
+            self.conversations.report_missing(agent)
+            return above
+        # Within the conversation of another agent, each agent has its own limits.
+        key = conversation_hash(agent, around or identity)
+        with self.lock:
+            return (self.conversations.of(key, agent, policy), *above)
 
     @suppress_errors("runs")
     def _publish_start(

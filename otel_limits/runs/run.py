@@ -15,6 +15,7 @@ from otel_limits.core import events
 from otel_limits.core.events import CUT_SHORT, CallKind, Invocation, ModelCall, Stop, ToolCall
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, report_suppressed, suppress_errors
 from otel_limits.core.limits import (
+    CONVERSATION_PREFIX,
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
     LOOP_LIMITS,
@@ -30,6 +31,7 @@ from otel_limits.core.texts import FAILURE_LIMITS, for_operator, nudge_note
 from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Budgets, Reservation
 from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.conversations import Conversation, Conversations
 from otel_limits.runs.dispatcher import EventDispatcher
 from otel_limits.runs.failure_rows import (
     OWN_CAPS,
@@ -110,11 +112,8 @@ class Services:
         """True while an observer needs the hashes of tool calls, even without a loop limit."""
         self.clock = CLOCK
         self.now = CLOCK.now
-        self.interrupted = InterruptedTasks(self.now, report=self._report_forgotten)
-        self.failures = FailureRows(self.now)
-
-    def _report_forgotten(self, interrupts: int) -> None:
-        self.observers.publish(events.TaskLost(cause="forgotten", interrupts=interrupts))
+        self.interrupted = InterruptedTasks(self.now)
+        self.conversations = Conversations(self.now)
 
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""
@@ -239,7 +238,8 @@ class Run:
         """The sums of its task."""
         self._before = replace(self.tally) if task.resumes else None
         self.trees = trees
-        """The enclosing budget trees, innermost first."""
+        """The enclosing budget trees, innermost first, each followed by its conversation if it
+        begins within one."""
         self.budgets = Budgets(self.budget, trees)
         """Every budget that its usage counts toward and that limits it."""
         self.refusals: dict[str, tuple[Breach, Budget]] = {}
@@ -420,7 +420,11 @@ class Run:
             tree
             for tree in self.trees
             if id(tree) not in enclosed
-            and (tree.leader == name if id(tree) in called else self.tally.turns)
+            and (
+                tree.leader == name
+                if id(tree) in called
+                else self.tally.turns or tree.is_of_conversation  # it has turns of earlier ones
+            )
         )
 
     def note_halt(self, sentence: str, verdict: Verdict) -> None:
@@ -501,12 +505,20 @@ class Run:
             events.LimitWarning(invocation=self.invocation, threshold=threshold, level=level)
             for level in self.levels()
             for threshold in self.policy.warn_at
-            if level.ratio >= threshold and (level.limit, threshold) not in self.task.warned
+            if level.ratio >= threshold and (level.limit, threshold) not in self._warned_of(level)
         ]
         for warning in crossed:
-            self.task.warned.add((warning.level.limit, warning.threshold))
+            self._warned_of(warning.level).add((warning.level.limit, warning.threshold))
             self.services.observers.publish(warning)
         return tuple(crossed)
+
+    def _warned_of(self, level: Level) -> set[tuple[str, float]]:
+        """Return the thresholds that were reported: of a conversation once, not per message."""
+        if level.limit.startswith(CONVERSATION_PREFIX):
+            for each in self.trees:
+                if isinstance(each, Conversation):
+                    return each.warned
+        return self.task.warned
 
     def nudge(self) -> tuple[int, str] | None:
         """Return which call of the turn to warn the model about, one short of a loop limit; once.

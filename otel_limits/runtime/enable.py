@@ -48,7 +48,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("otel_limits")
 
-ARGUMENTS: Final = ("limits", "action", "tree", "halt_message", "observers", "children")
+ARGUMENTS: Final = (
+    "limits",
+    "action",
+    "tree",
+    "conversation",
+    "halt_message",
+    "observers",
+    "children",
+)
 """Arguments of `enable()` other than single caps."""
 
 LATE_FOR_FORK_SERVER: Final = (
@@ -57,11 +65,12 @@ LATE_FOR_FORK_SERVER: Final = (
 )
 
 
-def enable(
+def enable(  # noqa: PLR0913  each is a part of the policy
     limits: Limits | None = None,
     *,
     action: Action | None = None,
     tree: Limits | None = None,
+    conversation: Limits | None = None,
     halt_message: str | None = None,
     observers: Sequence[Observer] = (),
     children: bool = True,
@@ -79,6 +88,7 @@ def enable(
         limits: Caps. Those that are `None` come from the environment.
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`.
         tree: Caps of a budget tree: an invocation and all agents it starts.
+        conversation: Caps of a conversation: all invocations of a thread or session.
         halt_message: Text of a halt for the end user, with any of the fields `{agent}`, `{reason}`,
             `{limit}` and `{used}`.
         observers: Functions called with every event (`otel_limits.Event`). Their errors are logged
@@ -104,6 +114,7 @@ def enable(
         own = Overrides(
             limits=Limits(**caps).merged_over(limits),
             tree=NO_LIMITS if tree is None else tree,
+            conversation=NO_LIMITS if conversation is None else conversation,
             action=action,
             halt_message=halt_message,
             origin=caller_location("enable"),

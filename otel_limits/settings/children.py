@@ -16,7 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from otel_limits.core.limits import TREE_PREFIX, Limits
+from otel_limits.core.limits import SHARED_LIMITS, Limits
 from otel_limits.core.policy import NO_OVERRIDES, Overrides
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.table import PREFIX, variable_of
@@ -111,7 +111,7 @@ class ChildEnvironment:
         """
         content = {
             "limits": dict(own.limits.items()),
-            "tree": dict(own.tree.items()),
+            **{name: dict(getattr(own, name).items()) for name in SHARED_LIMITS},
             **{name: getattr(own, name) for name in SINGLE},
             "origin": own.origin,
             "observers": observers,
@@ -165,10 +165,13 @@ def inherited() -> Inherited | None:
             if name.startswith(PREFIX) and value.strip() and value != seen.get(name)
         }
         singles = {name: content[name] for name in SINGLE if variable_of(name) not in own}
+        shared: dict[str, Any] = {
+            name: _without_own(content[name], own, f"{name}_") for name in SHARED_LIMITS
+        }
         return Inherited(
             own=Overrides(
                 limits=_without_own(content["limits"], own, ""),
-                tree=_without_own(content["tree"], own, TREE_PREFIX),
+                **shared,
                 origin=content["origin"],
                 **singles,
             ),
@@ -200,7 +203,11 @@ def _seen(own: Overrides) -> dict[str, str]:
     """Return this process's variables for everything that children inherit."""
     names = (
         *(variable_of(name) for name, _ in own.limits.items()),
-        *(variable_of(TREE_PREFIX + name) for name, _ in own.tree.items()),
+        *(
+            variable_of(f"{shared}_{name}")
+            for shared in SHARED_LIMITS
+            for name, _ in getattr(own, shared).items()
+        ),
         *map(variable_of, SINGLE),
         *PLACES,
     )

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS, TREE_PREFIX, Limits
+from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
 from otel_limits.settings.table import (
@@ -181,23 +180,27 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
 
 def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that sets each cap, or that overrides the preset."""
-    caps = (*LIMIT_NAMES, *(TREE_PREFIX + name for name in TREE_LIMITS))
+    shared = (f"{what}_{name}" for what, names in SHARED_LIMITS.items() for name in names)
     return {
         # The variable is named although it is unset, because setting it overrides the preset.
         name: f"{sources[name]} (override it with {variable_of(name)})"
         if sources[name].startswith(PRESET)
         else variable_of(name)
-        for name in caps
+        for name in (*LIMIT_NAMES, *shared)
         if values[name] is not None
     }
 
 
 def _settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:
+    shared: dict[str, Any] = {
+        what: Limits(**{name: values[f"{what}_{name}"] for name in names})
+        for what, names in SHARED_LIMITS.items()
+    }
     policy = Policy(
         origins=_origins(values, sources),
         **{name: values[name] for name in POLICY_FIELDS},
         limits=Limits(**{name: values[name] for name in LIMIT_NAMES}),
-        tree=Limits(**{name: values[TREE_PREFIX + name] for name in TREE_LIMITS}),
+        **shared,
     )
     named = {name: values[setting.name] for name, setting in PROCESS_FIELDS.items()}
     return Settings(policy=policy, **named)

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
-from otel_limits.core.limits import LIMITS, TREE_LIMITS, TREE_PREFIX
+from otel_limits.core.limits import LIMITS, SHARED_LIMITS
 from otel_limits.core.policy import Policy
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
@@ -254,8 +254,13 @@ PROCESS_FIELDS: Final = fields_of(Settings)
 SETTINGS: Final = (
     *(Setting(name=each.name, kind=each.kind, help=each.help) for each in LIMITS.values()),
     *(
-        Setting(name=TREE_PREFIX + name, kind=LIMITS[name].kind, help=LIMITS[name].tree_help)
-        for name in TREE_LIMITS
+        Setting(
+            name=f"{shared}_{name}",
+            kind=LIMITS[name].kind,
+            help=LIMITS[name].help_across(shared),
+        )
+        for shared, names in SHARED_LIMITS.items()
+        for name in names
     ),
     *POLICY_FIELDS.values(),
     *PROCESS_FIELDS.values(),

@@ -34,7 +34,7 @@ from otel_limits import (
 )
 from otel_limits.cli import main
 from otel_limits.core import pricing
-from otel_limits.core.limits import LIMIT_NAMES, TREE_LIMITS
+from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS
 from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices
 from otel_limits.core.usage import Usage
@@ -277,7 +277,7 @@ def test_every_setting_arrives() -> None:
     )
 
 
-@pytest.mark.parametrize(("section", "names"), [("limits", LIMIT_NAMES), ("tree", TREE_LIMITS)])
+@pytest.mark.parametrize(("section", "names"), [("limits", LIMIT_NAMES), *SHARED_LIMITS.items()])
 def test_every_limit_can_be_written(section: str, names: tuple[str, ...]) -> None:
     """Each limit of the code is one of the file, for invocations and for trees."""
     caps: dict[str, Any] = {name: {"search": 7} if "per_tool" in name else 7 for name in names}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.extensions import extension_of
-from otel_limits.bindings.invocation import InvocationInProgress, audited
+from otel_limits.bindings.invocation import InvocationInProgress, audited, conversation_of
 from otel_limits.bindings.strands.a2a import attach_stop
 from otel_limits.bindings.strands.approval import (
     answer_of,
@@ -124,7 +124,7 @@ class StrandsInvocation(InvocationInProgress):
             policy=policy,
             attributes=agent.trace_attributes,
             session_id=agent.session_id,
-            conversation=conversation_of(agent),
+            conversation=own_conversation_of(agent),
             span=span,
             model=model_id(agent.model),
             agent_ref=weakref.ref(agent),
@@ -306,8 +306,8 @@ STATES = AgentStates()
 
 
 @suppress_errors("binding")
-def conversation_of(agent: Agent | BidiAgent) -> str | None:
-    """Return the ID of an agent's conversation: of its session, or else of its own messages."""
+def own_conversation_of(agent: Agent | BidiAgent) -> str | None:
+    """Return the ID of an agent's conversation: its session, or else the agent object."""
     if session := session_of(agent):
         return json.dumps([session, agent.agent_id])
     # An agent that another one uses may serve the conversations of all users.
@@ -414,14 +414,14 @@ def begin_direct(agent: Agent, policy_of: Callable[[str], Policy]) -> Run:
     It cannot be broken off: `agent.cancel` would hit the next invocation.
     """
     assert STRANDS.host is not None  # set before the patches are applied
-    runs = STRANDS.host.runs
+    runs, policy = STRANDS.host.runs, policy_of(agent.name)
     run = runs.start(
         agent.name,
-        policy_of(agent.name),
+        policy,
         model=model_id(agent.model),
         direct=True,
         session_id=agent.session_id,
-        conversation=conversation_of(agent) or "",
+        conversation=conversation_of(policy, agent.trace_attributes, own_conversation_of(agent)),
         attributes=audited(agent.trace_attributes, runs.audit_keys),
     )
     STATES.of(agent).direct.append(run)

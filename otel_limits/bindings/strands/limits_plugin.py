@@ -25,12 +25,14 @@ class LimitsPlugin(Plugin):
         action: `observe`, `halt`, `wrap_up`, `raise` or `ask`; the default is that of `enable()`,
             else `halt`.
         tree: Caps for an invocation of this agent including its sub-agents.
+        conversation: Caps for all invocations of a conversation of this agent.
         halt_message: Text of a halt for the end user, with any of the fields `{agent}`, `{reason}`,
             `{limit}` and `{used}`; the default is that of `enable()`.
 
     Raises:
-        ValueError: `limits` or `tree` are not `Limits`, `action` is not one of these, a limit makes
-            no sense for a tree, or `halt_message` is blank or has other fields.
+        ValueError: `limits`, `tree` or `conversation` are not `Limits`, `action` is not one of
+            these, a limit makes no sense for a tree or a conversation, or `halt_message` is blank
+            or has other fields.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class LimitsPlugin(Plugin):
         *,
         action: Action | None = None,
         tree: Limits = NO_LIMITS,
+        conversation: Limits = NO_LIMITS,
         halt_message: str | None = None,
     ) -> None:
         """Store the limits until the agent exists."""
@@ -46,6 +49,7 @@ class LimitsPlugin(Plugin):
         self._own = Overrides(
             limits=limits,
             tree=tree,
+            conversation=conversation,
             action=action,
             halt_message=halt_message,
             origin=caller_location("LimitsPlugin"),

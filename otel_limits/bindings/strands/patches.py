@@ -293,7 +293,10 @@ class ClassPatcher:
         answers = approval.keys_of_group(group, answered_ids(task))
         approval.recall_task(group, answers)
         session = getattr(getattr(group, "session_manager", None), "session_id", None)
-        return host.runs.group(name, host.policy(name), answers, str(session or ""))
+        policy = host.policy(name)
+        own = None if session is None else str(session)
+        conversation = self._module("invocations").conversation_of(policy, {}, own)
+        return host.runs.group(name, policy, answers, conversation)
 
     @suppress_errors("binding")
     def _group_ended(self, scope: Group, group: Any, interrupts: list[str]) -> None:

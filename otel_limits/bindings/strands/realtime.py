@@ -30,7 +30,7 @@ from strands.bidi.types import (
 from otel_limits.bindings.admission import IMMEDIATE
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
-from otel_limits.bindings.strands.invocations import STATES, conversation_of
+from otel_limits.bindings.strands.invocations import STATES, own_conversation_of
 from otel_limits.bindings.strands.marks import mark
 from otel_limits.bindings.strands.private import session_span
 from otel_limits.bindings.strands.projection import projected_input
@@ -43,7 +43,7 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.core.limits import KILLED_STOP_REASON, TREE_PREFIX
+from otel_limits.core.limits import KILLED_STOP_REASON, without_prefix
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
 from otel_limits.runs.calls import InFlightCall
@@ -120,7 +120,7 @@ class RealtimeInvocation(InvocationInProgress):
             STRANDS.host,
             agent.name,
             session_id=agent.session_id,
-            conversation=conversation_of(agent),
+            conversation=own_conversation_of(agent),
             span=session_span(agent) or trace.INVALID_SPAN,
             model=model_id(agent.model),
             agent_ref=weakref.ref(agent),
@@ -330,7 +330,7 @@ class RealtimeInvocation(InvocationInProgress):
 
     def _report_caps(self, why: str, caps: Collection[str], effect: str) -> None:
         """Log once why some of the session's caps cannot hold."""
-        held = [name for name in _caps_of(self.run) if name.removeprefix(TREE_PREFIX) in caps]
+        held = [name for name in _caps_of(self.run) if without_prefix(name) in caps]
         if not held or (why, effect) in self._warned:
             return
         self._warned.add((why, effect))

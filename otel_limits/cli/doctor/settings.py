@@ -81,7 +81,8 @@ def policy_access(context: Context) -> Iterator[Finding]:
 def limits(context: Context) -> Iterator[Finding]:
     """Report that no limits are set."""
     policy, document = context.settings.policy, context.document
-    capped = policy.limits != NO_LIMITS or policy.tree != NO_LIMITS
+    caps = (policy.limits, policy.tree, policy.conversation)
+    capped = any(each != NO_LIMITS for each in caps)
     if not (capped or document.defaults or document.agents or document.quotas):
         yield skipped(
             "limits",
@@ -193,7 +194,7 @@ def prices(context: Context) -> Iterator[Finding]:
     effect = "so its cost is unknown"
     if policy.halts_unpriced:
         effect = "so its first call halts the agent"
-    elif policy.limits.max_cost_usd or policy.tree.max_cost_usd:
+    elif any(each.max_cost_usd for each in (policy.limits, policy.tree, policy.conversation)):
         effect = "so max_cost_usd does not cover it"
     yield fail(
         "prices",

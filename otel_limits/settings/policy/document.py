@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import Names, matching, specificity
-from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_PREFIX, Limits
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, SHARED_LIMITS, Limits
 from otel_limits.core.origins import file_name
 from otel_limits.core.values import FrozenDict, MappingKind
 from otel_limits.settings.table import POLICY_FIELDS, Setting
@@ -31,7 +31,7 @@ AGENT_SETTINGS: Final[Mapping[str, Setting]] = {
 }
 """Settings of an agent besides its caps, named as in the environment."""
 
-SECTION_KEYS: Final = ("limits", "tree", *AGENT_SETTINGS)
+SECTION_KEYS: Final = ("limits", *SHARED_LIMITS, *AGENT_SETTINGS)
 """Keys of a section for all agents, or for some."""
 
 PER_TOOL: Final = tuple(
@@ -105,10 +105,14 @@ class Document:
         exempt = frozenset(glob for glob, is_exempt in exemptions.items() if is_exempt)
         # `exempt: false` is kept as well: it overrides a less specific glob.
         watched = frozenset(exemptions) - exempt
+        shared: dict[str, Any] = {
+            name: _limits(_without_prefix(values, f"{name}_")).merged_over(getattr(base, name))
+            for name in SHARED_LIMITS
+        }
         return dataclasses.replace(
             base,
             limits=_limits(values).merged_over(base.limits),
-            tree=_limits(_without_prefix(values, TREE_PREFIX)).merged_over(base.tree),
+            **shared,
             # The file overrides the environment in both directions.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,

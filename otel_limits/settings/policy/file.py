@@ -199,7 +199,8 @@ def valid_document() -> Document:
 
 def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:
     """Report a cost limit set outside the policy file if prices are not available."""
-    capped = any(each.max_cost_usd is not None for each in (policy.limits, policy.tree))
+    caps = (policy.limits, policy.tree, policy.conversation)
+    capped = any(each.max_cost_usd is not None for each in caps)
     if not capped or Prices(document.price_list()).available:
         return []
     return [f"max_cost_usd {MISSING}"]

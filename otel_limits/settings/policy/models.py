@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field, create_model, field_validator, model_val
 from otel_limits.core.catalogue import is_sold, nearest_listed
 from otel_limits.core.failures import TOOL_FAILURES
 from otel_limits.core.file_parts import Of, Part, optional
-from otel_limits.core.limits import LIMIT_NAMES, LIMITS, TREE_LIMITS
+from otel_limits.core.limits import CONVERSATION, LIMIT_NAMES, LIMITS, SHARED_LIMITS, TREE
 from otel_limits.core.policy import TOOL_ACTION
 from otel_limits.core.price import TIERED, Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
@@ -53,8 +53,12 @@ Section: Final = _part(
     {
         "limits": (_caps("Limits", LIMIT_NAMES), "Limits per invocation."),
         "tree": (
-            _caps("Tree", TREE_LIMITS),
+            _caps("Tree", SHARED_LIMITS[TREE]),
             "Limits across a budget tree: an invocation and all agents it starts.",
+        ),
+        "conversation": (
+            _caps("Conversation", SHARED_LIMITS[CONVERSATION]),
+            "Limits per conversation: all invocations of a thread or session.",
         ),
         **{name: (_type_of(each.kind), each.help) for name, each in AGENT_SETTINGS.items()},
     },

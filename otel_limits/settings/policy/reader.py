@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from otel_limits.core.file_parts import Part, Path, mistakes_in
-from otel_limits.core.limits import TREE_PREFIX
+from otel_limits.core.limits import SHARED_LIMITS
 from otel_limits.core.origins import file_name
 from otel_limits.core.policy import COST
 from otel_limits.core.pricing import MISSING, Prices
@@ -86,7 +86,7 @@ class _Reader:
         entries: dict[str, Entry] = {}
         for name, value in part.given().items():
             if isinstance(value, Part):
-                prefix = TREE_PREFIX if name == "tree" else ""
+                prefix = f"{name}_" if name in SHARED_LIMITS else ""
                 caps = self._entries(value, *path, name)
                 entries |= {prefix + cap: entry for cap, entry in caps.items()}
             elif isinstance(value, dict):
@@ -131,7 +131,8 @@ class _Reader:
             return
         named = {f'agents["{glob}"]': entries for glob, entries in document.agents.items()}
         for key, entries in {"defaults": document.defaults, **named}.items():
-            for part, name in (("limits", COST), ("tree", TREE_PREFIX + COST)):
+            for part in ("limits", *SHARED_LIMITS):
+                name = f"{part}_{COST}" if part in SHARED_LIMITS else COST
                 if name in entries:
                     sentence = f"{key}.{part}.{COST} {MISSING}"
                     self.mistakes.append(Mistake(entries[name].line, sentence))
