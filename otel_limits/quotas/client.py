@@ -186,30 +186,27 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return self._wait_blocking(self.executor.send(look)).states[0]
-
-    def _wait_blocking(self, future: Future[Reply]) -> Reply:
+        future = self.executor.send(look)
         try:
-            return future.result(self._timeout)
+            return future.result(self._timeout).states[0]
         except TimeoutError:
             future.cancel()
             raise StoreError("quota store timeout") from None
 
-    def ask_conversation(
-        self, operation: ReadConversation, on_reply: Callable[[Future[Reply]], object]
+    async def read_conversation(
+        self, key: str, on_reply: Callable[[Future[Reply]], object]
     ) -> None:
-        """Read the record of a conversation, blocking this thread.
+        """Read the record of a conversation.
 
         Args:
-            operation: What to read.
+            key: Its hash.
             on_reply: Is called with the reply, also if that comes too late for this call.
 
         Raises:
-            StoreError: The store did not answer.
+            StoreError: The store did not answer in time.
         """
-        future = self.executor.send(operation)
-        future.add_done_callback(on_reply)
-        self._on_reply(self._wait_blocking(future))
+        deadline = self._clock.now() + self._timeout
+        await self._ask(ReadConversation(key), deadline, on_reply)
 
     def settle_later(self, reservation: QuotaReservation) -> None:
         """Settle a reservation without waiting."""
@@ -270,13 +267,19 @@ class StoreClient:
         self._leases.close()
         self.executor.close()
 
-    async def _ask(self, operation: Operation, deadline: float) -> Reply:
+    async def _ask(
+        self,
+        operation: Operation,
+        deadline: float,
+        on_reply: Callable[[Future[Reply]], object] = lambda _: None,
+    ) -> Reply:
         """Send an operation and wait for its reply.
 
         Raises:
             StoreError: There was none in time.
         """
         future = self.executor.send(operation)
+        future.add_done_callback(on_reply)  # before the one that wakes this task
         # An in-memory store is done by now; during an outage it failed immediately.
         if not future.done():
             await self._wait(future, deadline)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.usage import EXACT
-from otel_limits.quotas.store import CountConversation, ReadConversation
-from otel_limits.runs.conversations import ConversationStore, ConversationSums
+from otel_limits.quotas.store import CountConversation
+from otel_limits.runs.conversations import ConversationSums
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -50,8 +50,8 @@ MAX_KNOWN: Final = 10_000
 class KnownConversation:
     """A conversation as this process knows it."""
 
-    stored: Counter[str] = field(default_factory=Counter)
-    """The sums in the store's last reply."""
+    stored: Counter[str] | None = None
+    """The sums in the store's last reply; `None` before the first."""
     unanswered: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """Additions that were sent, by their operation."""
     unsent: Counter[str] = field(default_factory=Counter)
@@ -59,15 +59,17 @@ class KnownConversation:
     until: float = math.inf
     """When it will have been idle for too long, in monotonic seconds."""
 
-    def sums(self) -> Counter[str]:
-        """Return the sums with what the store has yet to add."""
+    def sums(self) -> Counter[str] | None:
+        """Return the sums with what the store has yet to add; `None` before its first reply."""
+        if self.stored is None:
+            return None
         sums = Counter(self.stored)
         for parts in (self.unsent, *self.unanswered.values()):
             sums.update(parts)  # and not +, which drops negative ones
         return sums
 
 
-class SharedConversations(ConversationStore):
+class SharedConversations:
     """The conversations that a process shares with others.
 
     Args:
@@ -83,38 +85,29 @@ class SharedConversations(ConversationStore):
 
     def reset(self) -> None:
         """Reset in a forked child: its parent sends its own additions."""
-        self._lock = threading.Lock()
+        # Reentrant, because the garbage collector can end an invocation at any moment.
+        self._lock = threading.RLock()
         # New in a child: a reused operation ID would not be applied.
         self._owner = uuid.uuid4().hex
         self._numbers = itertools.count()
         self._known: OrderedDict[str, KnownConversation] = OrderedDict()
 
-    def read(self, key: str) -> ConversationSums | None:
-        """Return the sums of a conversation, blocking this thread; `None` if it is unknown.
+    async def refresh(self, key: str) -> None:
+        """Read the record of a conversation.
 
         Raises:
-            StoreError: The store did not answer. `known` still has what this process knows.
+            StoreError: The store did not answer.
         """
-        is_taken_over = threading.Event()
+        await self._client.read_conversation(key, partial(self._answer, key, ""))
 
-        def answer(future: Future[Reply]) -> None:
-            self._answer(key, "", future)
-            is_taken_over.set()
-
-        self._client.ask_conversation(ReadConversation(key), answer)
-        # A future calls its callbacks after it has woken those that wait for it.
-        is_taken_over.wait()
-        return self.known(key)
-
-    def known(self, key: str) -> ConversationSums | None:
-        """Return what is known of a conversation, without a request; `None` if nothing."""
+    def known(self, key: str) -> Counter[str] | None:
+        """Return the sums of a conversation without a request; `None` if they were never read."""
         with self._lock:
-            sums = self._find(key).sums()
-        return sums_of(sums) if sums else None
+            return self._find(key).sums()
 
-    def add(self, key: str, agent: str, part: ConversationSums, idle_seconds: float) -> None:
+    def add(self, key: str, agent: str, parts: Mapping[str, int], idle_seconds: float) -> None:
         """Add to the record of a conversation, without waiting."""
-        operation, parts = f"{self._owner}-{next(self._numbers)}", parts_of(part)
+        operation = f"{self._owner}-{next(self._numbers)}"
         with self._lock:
             known = self._find(key)
             known.unanswered[operation] = parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import pytest
 
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.conversations import SharedConversations
+from otel_limits.quotas.shared_conversations import SharedConversations, parts_of, sums_of
 from otel_limits.quotas.store import KeepsConversations, StoreError, StorePlace
 from otel_limits.quotas.store_worker import StoreWorker
 from otel_limits.quotas.stores import open_shared_store
@@ -36,16 +37,18 @@ class Process:
 
     def add(self, turns: int, **more: Any) -> None:
         """Add to the conversation."""
-        self.shared.add(KEY, AGENT, ConversationSums(turns=turns, **more), IDLE)
+        self.shared.add(KEY, AGENT, parts_of(ConversationSums(turns=turns, **more)), IDLE)
 
     def read(self) -> ConversationSums | None:
         """Read the conversation, as before the first call of an invocation."""
-        return self.shared.read(KEY)
+        asyncio.run(self.shared.refresh(KEY))
+        return self.known
 
     @property
     def known(self) -> ConversationSums | None:
         """The sums that decide about the next call."""
-        return self.shared.known(KEY)
+        known = self.shared.known(KEY)
+        return sums_of(known) if known else None
 
     def can_read(self) -> bool:
         """Whether the store answers."""
@@ -106,9 +109,9 @@ def test_all_sums_reach_other_processes_exactly(start: Start, server: Server) ->
         granted=granted,
     )
     for _ in range(2):
-        first.shared.add(KEY, AGENT, part, IDLE)
+        first.shared.add(KEY, AGENT, parts_of(part), IDLE)
     # A tool call was taken back.
-    first.shared.add(KEY, AGENT, ConversationSums(tool_calls=-1), IDLE)
+    first.shared.add(KEY, AGENT, {"tool_calls": -1}, IDLE)
     expected = ConversationSums(
         turns=2,
         model_calls=4,
@@ -119,7 +122,7 @@ def test_all_sums_reach_other_processes_exactly(start: Start, server: Server) ->
         has_asked=True,
         granted={"max_turns": 10, "max_cost_usd": Decimal("0.2")},
     )
-    assert first.known == first.read() == second.read() == expected
+    assert first.read() == first.known == second.read() == expected
 
 
 def test_a_process_counts_its_own_additions_before_the_reply(start: Start, server: Server) -> None:
