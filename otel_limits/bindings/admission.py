@@ -37,6 +37,7 @@ from otel_limits.core.limits import (
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
 from otel_limits.runs.calls import AdmissionRequest
+from otel_limits.runs.conversations import Conversation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -208,6 +209,7 @@ class Admission:
             action=self.run.policy.action,
             unpriced=self.run.unpriced,
             attributes=attributes,
+            conversations=tuple(each for each in self.run.trees if isinstance(each, Conversation)),
         )
 
     # --- decisions --------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ HaltedNode = Literal["complete", "fail"]
 HALTED_NODES: Final[tuple[HaltedNode, ...]] = ("complete", "fail")
 
 OnResume = Literal["continue", "fresh"]
+OnUnreadConversation = Literal["deny", "allow"]
 ON_RESUME: Final[tuple[OnResume, ...]] = ("continue", "fresh")
 
 ToolAction = Literal["refuse", "halt"]
@@ -64,6 +65,7 @@ UNPRICED: Final[tuple[Unpriced, ...]] = ("warn", "halt")
 ACTION: Final = choice(*ACTIONS)
 HALTED_NODE: Final = choice(*HALTED_NODES)
 RESUMED: Final = choice(*ON_RESUME)
+UNREAD_CONVERSATION: Final = choice("deny", "allow")
 TOOL_ACTION: Final = choice(*TOOL_ACTIONS)
 UNMEASURED_CALLS: Final = choice(*UNMEASURED)
 UNPRICED_CALLS: Final = choice(*UNPRICED)
@@ -176,6 +178,12 @@ class Policy:
         timedelta(days=1),
         TIME_SPAN,
         "Idle time after which a conversation is forgotten, e.g. 12h.",
+    )
+    conversation_on_store_error: OnUnreadConversation = setting(
+        "deny",
+        UNREAD_CONVERSATION,
+        "Invocations that begin in a conversation while the quota store is unavailable: deny or "
+        "allow (count in this process).",
     )
     tool_failures: FailureRule = setting(
         "text",

@@ -74,6 +74,9 @@ NEXT: Final[Mapping[str, str]] = {
 }
 """The next step after a halt, by stop reason, if it is not to raise the limit."""
 
+UNREAD_CONVERSATION_NEXT: Final = (
+    "Restore the quota store; conversation_on_store_error sets the behavior during an outage."
+)
 PRICE_NEXT: Final = "Add a price under models in the policy file."
 UNMEASURED_NEXT: Final = "Set OTEL_LIMITS_UNMEASURED=estimate to count such calls by estimate."
 BOUND_NEXT: Final = (
@@ -157,6 +160,11 @@ def _next_step(breach: Breach) -> str:
         return "Raise the budget there."
     if breach.uncounted:
         return PRICE_NEXT if breach.unit == USD else UNMEASURED_NEXT
+    if (
+        breach.limit.startswith(CONVERSATION_PREFIX)
+        and breach.reason == QUOTA_UNAVAILABLE_STOP_REASON
+    ):
+        return UNREAD_CONVERSATION_NEXT
     if breach.reason in NEXT or breach.limit in LOOP_NEXT:
         return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
     if breach.at_most:

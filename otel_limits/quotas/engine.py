@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.policy import Verdict
     from otel_limits.quotas.client import StoreClient
+    from otel_limits.quotas.conversation_sync import ConversationSync
     from otel_limits.quotas.fallback import OutageDecision
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.wait_queues import WaitQueues
@@ -55,6 +56,7 @@ class Engine:
         publish: Publishes events.
         price: AdmissionRequest and usage → USD, for quotas in USD.
         queues: Queues of calls that wait for quota.
+        conversations: Those that other processes share; `None` if none do.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Engine:
         publish: Callable[[Event], None],
         price: PriceOf,
         queues: WaitQueues,
+        conversations: ConversationSync | None = None,
     ) -> None:
         """Create a gate without open reservations."""
         self._publish = publish
@@ -72,6 +75,7 @@ class Engine:
         self.client = client
         self._reservations = Reservations(quotas, price, self.client)
         self._queues = queues
+        self._conversations = conversations
         self.client.in_flight = self._reservations.held
         self._admissions = Admissions(queues, self.client, self._reserve, publish)
 
@@ -85,6 +89,10 @@ class Engine:
     async def admit(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
         try:
+            if self._conversations is not None:
+                refusal = await self._conversations.admit(request)
+                if refusal is not None:
+                    return refusal
             reservation = self._reservations.open(request)
             if reservation is None:
                 return None
@@ -110,6 +118,8 @@ class Engine:
     @suppress_errors("quotas")
     def __call__(self, event: Event) -> Event:
         """Record the usage of a call; settle open reservations when an invocation ends."""
+        if self._conversations is not None:
+            self._conversations.observe(event)
         if isinstance(event, ModelCall):
             reservation = self._reservations.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
@@ -125,6 +135,8 @@ class Engine:
         self.client.after_fork()
         self._reservations.reset()
         self._queues.reset()
+        if self._conversations is not None:
+            self._conversations.after_fork()
 
     def close(self) -> None:
         """Cancel all waits, flush pending operations and close the store."""

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_limits.quotas.client import StoreClient
+from otel_limits.quotas.conversation_sync import ConversationSync
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.recovery import Recovery
+from otel_limits.quotas.shared_conversations import SharedConversations
+from otel_limits.quotas.store import KeepsConversations
 from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 from otel_limits.quotas.wait_queues import WaitQueues
@@ -44,10 +47,12 @@ class Quotas:
         self._runs = runs
         self._threads: list[StoreThread] = []
         queues = WaitQueues(CLOCK)
+        conversations: ConversationSync | None = None
         if is_shared(place.url):
             # One store per thread: none may be closed while another thread uses it.
             recovery = Recovery(open_shared_store(place), records, quotas)
-            executor = StoreWorker(open_shared_store(place), recovery.rebuild)
+            store = open_shared_store(place)
+            executor = StoreWorker(store, recovery.rebuild)
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),
@@ -55,6 +60,9 @@ class Quotas:
             )
             self._threads = [listener, recovery]
             client = StoreClient(executor, place.timeout, CLOCK, listener.look_soon)
+            if isinstance(store, KeepsConversations):
+                shared = SharedConversations(client, CLOCK)
+                conversations = ConversationSync(shared, lambda: runs.lock)
         else:
             client = StoreClient(
                 InlineExecutor(open_store(place), queues.notify_freed), place.timeout, CLOCK
@@ -65,6 +73,7 @@ class Quotas:
             publish=runs.observers.publish,
             price=runs.price_of_request,
             queues=queues,
+            conversations=conversations,
         )
         # In the background: the first call finds the connection open and the scripts loaded.
         self._engine.client.start()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Action, Unpriced, Verdict
     from otel_limits.core.terms import BillableCall
     from otel_limits.runs.budget import Reservation
+    from otel_limits.runs.conversations import Conversation
 
 
 class InFlightCall:
@@ -133,6 +134,8 @@ class AdmissionRequest:
     """Its behavior for calls without a price."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of the agent."""
+    conversations: tuple[Conversation, ...] = ()
+    """The conversations whose limits apply to it."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Returns whether the application has canceled the agent, so that the call need not wait."""
 

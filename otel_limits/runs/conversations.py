@@ -90,7 +90,7 @@ class ConversationStore(Protocol):
 class Conversation(Budget):
     """The budget of one conversation, which its invocations share, also concurrent ones."""
 
-    __slots__ = ("agent", "granted", "has_asked", "key", "used", "warned")
+    __slots__ = ("agent", "granted", "has_asked", "key", "sent", "used", "warned")
 
     def __init__(self, key: str, agent: str, policy: Policy, now: float) -> None:
         """Begin a conversation."""
@@ -102,6 +102,8 @@ class Conversation(Budget):
         """True once a person was asked to extend it."""
         self.granted: dict[str, Any] = {}
         """By how much persons have raised its caps, by the name of the limit."""
+        self.sent: Mapping[str, int] = {}
+        """The part of its sums that a shared store has, or will have."""
         self.warned: set[tuple[str, float]] = set()
         """Soft thresholds that were reported, by limit."""
         self.follow(policy)

@@ -18,6 +18,7 @@ from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import baggage, context
 from strands import Agent, tool
 
 import otel_limits
@@ -101,6 +102,15 @@ def spend(agents: int, low: int, high: int, cap: int | None) -> dict[str, int]:
         return await asyncio.gather(*(agent.invoke_async("go") for agent in made))
 
     return dict(Counter(result.stop_reason for result in asyncio.run(run())))
+
+
+def chat(name: str, number: int) -> dict[str, int]:
+    """Send messages in a conversation, one after the other."""
+    agent = make_agent(iter([says("done")] * number))
+    token = context.attach(baggage.set_baggage("chat.id", name))
+    results = [agent("go") for _ in range(number)]
+    context.detach(token)
+    return dict(Counter(result.stop_reason for result in results))
 
 
 class Streaming(ScriptedModel):
@@ -395,6 +405,7 @@ TASKS: dict[str, Callable[..., dict[str, int]]] = {
     "spend": spend,
     "stream": stream,
     "breed": breed,
+    "chat": chat,
     "die": die,
     "line_up": line_up,
     "serve": serve,
