@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.command import refuse
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
+    from otel_limits.core.limits import Limits
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store import SharedStore
 
@@ -41,17 +43,29 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
     return call
 
 
-def known_quotas() -> list[Quota]:
+def known_quotas(*, is_required: bool = True) -> list[Quota]:
     """Return the quotas of the policy file.
 
     Raises:
         ConfigurationError: It contains mistakes.
-        ValueError: It has none.
+        ValueError: It has none although it must.
     """
     quotas = [entry.value for entry in valid_document().quotas.values()]
-    if not quotas:
+    if not quotas and is_required:
         raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
     return quotas
+
+
+def caps_of_conversations() -> Callable[[str], Limits] | None:
+    """Return a function that returns the caps of an agent's conversations; `None` without any.
+
+    Raises:
+        ConfigurationError: The policy file contains mistakes.
+    """
+    document, policy = valid_document(), read_settings().settings.policy
+    if not any(each.conversation.active for each in document.policies(policy).values()):
+        return None
+    return functools.cache(lambda agent: document.effective(agent, policy).conversation)
 
 
 def shared_store() -> SharedStore:

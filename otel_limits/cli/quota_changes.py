@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
     Block,
     Change,
     Grant,
+    KeepsConversations,
     Reset,
     SetLimit,
     SharedStore,
@@ -47,6 +48,11 @@ Reset one quota key for the current window.
 
 Write KEY as in the quota (acme, or researcher/acme) or as shown by `otel-limits quotas`. Omit it
 for a quota without keys. Reservations of in-flight calls are kept.
+
+With --conversation, reset a conversation instead. Give its hash, or at least its first eight
+characters. Its next invocation begins with nothing used.
+
+  otel-limits quotas reset --conversation 3f2a91c0
 """
 
 GRANT_HELP: Final = """\
@@ -168,22 +174,72 @@ CHANGES: Final = (
 """The commands, in the order of `--help`."""
 
 
+RESET: Final = next(row for row in CHANGES if row.name == "reset")
+
+CONVERSATION: Final = "(conversation)"
+"""Takes the place of a quota's name in the record of a conversation's reset."""
+
+LEAST_OF_HASH: Final = 8
+
+
 def add_changes(below: Any) -> None:
     """Add the commands to those of `quotas`."""
     for row in CHANGES:
-        command = add_command(
-            below, row.name, row.help, exit_status(functools.partial(change_key, row))
-        )
-        command.add_argument("name", metavar="NAME", help="the quota")
+        run = reset if row.name == "reset" else functools.partial(change_key, row)
+        command = add_command(below, row.name, row.help, exit_status(run))
+        names: Any = {"nargs": "?"} if row.name == "reset" else {}
+        command.add_argument("name", metavar="NAME", help="the quota", **names)
         command.add_argument(
             "key", metavar="KEY", nargs="?", default="", help="key of the quota, e.g. acme"
         )
+        if row.name == "reset":
+            command.add_argument("--conversation", metavar="HASH", help="a conversation")
         if row.amount:
             command.add_argument("amount", metavar="AMOUNT", help=row.amount)
         if row.until:
             command.add_argument("--until", metavar="WHEN", required=row.has_end, help=row.until)
         if row.reason:
             command.add_argument("--reason", metavar="TEXT", default="", help=row.reason)
+
+
+def reset(options: Namespace) -> None:
+    """Reset a key of a quota, or a conversation.
+
+    Raises:
+        ValueError: Neither or both are given, or there is no such quota, key or conversation.
+        StoreError: The store is unavailable.
+    """
+    if (options.name is None) == (options.conversation is None):
+        raise ValueError("Give the name of a quota, or a conversation with --conversation HASH.")
+    if options.conversation is None:
+        change_key(RESET, options)
+        return
+    store, ledger = shared_store(), recorded_ledger()
+    key = conversation_in(store, options.conversation)
+    if not isinstance(store, KeepsConversations) or not store.forget_conversation(key):
+        raise ValueError(f"Conversation {key} has just expired.")
+    record(ledger, changed(CONVERSATION, key, "reset"))
+    sys.stdout.write(f"Reset conversation {key}.\n")
+
+
+def conversation_in(store: SharedStore, text: str) -> str:
+    """Return the hash of the conversation of which the beginning is given.
+
+    Raises:
+        ValueError: There is none or more than one, or too little is given.
+    """
+    if len(text) < LEAST_OF_HASH:
+        raise ValueError(f"--conversation must have at least {LEAST_OF_HASH} characters of a hash.")
+    records = store.conversations() if isinstance(store, KeepsConversations) else ()
+    found = [each.conversation for each in records if each.conversation.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"--conversation {text} is the beginning of several: {', '.join(found)}.")
+    raise ValueError(
+        f"No conversation {redact_url(text)} in the store: it has made no call with a limit, has "
+        "been idle for too long, or was reset."
+    )
 
 
 def change_key(row: ChangeCommand, options: Namespace) -> None:
@@ -204,19 +260,8 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
     withdrawn = store.change(quota.count(key, store.now()), change)
     if row.nothing and not withdrawn:
         raise ValueError(f"{key.shown} of quota {quota.name!r} {row.nothing}.")
-    event = QuotaGrant(
-        quota=quota.name,
-        key=key.shown,
-        change=row.name,
-        amount=in_unit(quota.unit, amount),
-        unit=unit_name(quota.unit),
-        until=until,
-        by=f"{getpass.getuser()}@{socket.gethostname()}",
-        at=time.time(),
-        id=uuid.uuid4().hex,
-        reason=reason,
-    )
-    record(ledger, event)
+    figures: Any = {"amount": in_unit(quota.unit, amount), "unit": unit_name(quota.unit)}
+    record(ledger, changed(quota.name, key.shown, row.name, **figures, until=until, reason=reason))
     sentence = row.done.format(
         key=key.shown,
         quota=quota.name,
@@ -264,6 +309,19 @@ def end_of(store: SharedStore, text: str) -> float:
     if until <= store.now():
         raise ValueError(f"--until must be in the future, got {text}.")
     return until
+
+
+def changed(quota: str, key: str, change: Name, **more: Any) -> QuotaGrant:
+    """Return the event of a change, with the operator and the time."""
+    return QuotaGrant(
+        quota=quota,
+        key=key,
+        change=change,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        at=time.time(),
+        id=uuid.uuid4().hex,
+        **{"amount": 0, "unit": "", "until": None, **more},
+    )
 
 
 def record(address: Address | None, event: QuotaGrant) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.cli.command import add_command
 from otel_limits.cli.fleet_store import (
     SET_A_STORE,
+    caps_of_conversations,
     exit_status,
     fleet_store,
     known_quotas,
@@ -21,11 +22,18 @@ from otel_limits.cli.fleet_store import (
 from otel_limits.cli.quota_changes import add_changes
 from otel_limits.core.values import WHOLE_NUMBER
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.key_use import KeyUse, Uses, read_use
+from otel_limits.quotas.key_use import (
+    ConversationUse,
+    KeyUse,
+    Uses,
+    read_conversations,
+    read_use,
+)
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.store import NotesExpired, SendsKills
 from otel_limits.quotas.windows import shown_time
 from otel_limits.settings.ledgers import recorded_ledger
+from otel_limits.top.fleet import NEAR_END
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -49,6 +57,9 @@ Show quota usage, reservations and reset times.
 Reads the quotas in the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
 external input, e.g. a tenant in the baggage, are shown as the first characters of a hash. Calls
 that the ledger recorded but killed workers did not settle are settled first.
+
+Conversations that have used 80% of a cap are listed by their hash. The caps are those of the policy
+file and the environment of this command, e.g. OTEL_LIMITS_CONVERSATION_MAX_TURNS.
 """
 
 KILL_HELP: Final = """\
@@ -91,11 +102,17 @@ def add(commands: Any) -> None:
 def show(options: Namespace) -> None:
     """Show every quota, once or repeatedly."""
     # Before anything else, to report missing variables first.
-    quotas, store = known_quotas(), shared_store()
+    caps_of = caps_of_conversations()
+    quotas, store = known_quotas(is_required=caps_of is None), shared_store()
     top = None if options.top is None else WHOLE_NUMBER.of_text("--top", options.top)
 
     def read() -> Uses:
-        return read_use(store, quotas, glob=options.key_glob, top=top)
+        chosen: Any = {"glob": options.key_glob, "top": top}
+        uses = read_use(store, quotas, **chosen)
+        if caps_of is None:
+            return uses
+        near = read_conversations(store, caps_of, NEAR_END, **chosen)
+        return uses._replace(conversations=near)
 
     uses = read()
     # The store notices expired reservations when their count is read.
@@ -145,7 +162,7 @@ def kill_named(pattern: str) -> str:
 def print_use(uses: Uses, form: str) -> None:
     """Print usage once."""
     if form == "json":
-        sys.stdout.write(json.dumps([as_json(row) for row in uses.rows], indent=2) + "\n")
+        sys.stdout.write(json.dumps(as_json(uses), indent=2) + "\n")
         return
     from otel_limits.cli.quota_table import table_of
     from otel_limits.cli.terminal import console
@@ -160,7 +177,7 @@ def watch(read: Callable[[], Uses], form: str) -> None:
     if form == "json":
         while True:
             # One line each, so pipes can be read document by document.
-            sys.stdout.write(json.dumps([as_json(row) for row in read().rows]) + "\n")
+            sys.stdout.write(json.dumps(as_json(read())) + "\n")
             sys.stdout.flush()
             time.sleep(WATCH_SECONDS)
     from rich.live import Live
@@ -175,10 +192,21 @@ def watch(read: Callable[[], Uses], form: str) -> None:
             live.update(table_of(read(), screen.width), refresh=True)
 
 
-def as_json(row: KeyUse) -> dict[str, Any]:
-    """Return a row as JSON values. Money is text, to stay exact."""
-    texts = {
-        name: str(value) if isinstance(value, Decimal) else value
+def as_json(uses: Uses) -> dict[str, list[dict[str, Any]]]:
+    """Return usage as JSON values."""
+    quotas = [
+        _texts(row) | {"resets": None if row.resets is None else shown_time(row.resets)}
+        for row in uses.rows
+    ]
+    conversations = [
+        _texts(use) | {"idle_since": shown_time(use.idle_since)} for use in uses.conversations
+    ]
+    return {"quotas": quotas, "conversations": conversations}
+
+
+def _texts(row: KeyUse | ConversationUse) -> dict[str, Any]:
+    """Return a row with money as text, to stay exact."""
+    return {
+        name: f"{value:f}" if isinstance(value, Decimal) else value
         for name, value in dataclasses.asdict(row).items()
     }
-    return texts | {"resets": None if row.resets is None else shown_time(row.resets)}

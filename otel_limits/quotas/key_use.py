@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from heapq import nsmallest
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_limits.core.limits import CONVERSATION_PREFIX
+from otel_limits.core.usage import Tally
 from otel_limits.quotas.keys import EVERYTHING, Key
-from otel_limits.quotas.store import LOOKED_AT, Count, QuotaStore, resets_at
+from otel_limits.quotas.shared_conversations import sums_of
+from otel_limits.quotas.store import LOOKED_AT, Count, KeepsConversations, QuotaStore, resets_at
 
 if TYPE_CHECKING:
+    from otel_limits.core.limits import Limits
     from otel_limits.core.usage import Number
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store import ConversationRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +41,36 @@ class KeyUse:
     """The reason of an operator's block, possibly empty; `None` if not blocked."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationUse:
+    """A conversation and the limit whose cap it is closest to."""
+
+    conversation: str
+    """Its hash."""
+    agent: str
+    limit: str
+    """Such as `conversation_max_turns`."""
+    unit: str
+    used: Number
+    cap: Number
+    """Including what persons have granted."""
+    idle_since: float
+    """The time of its last model call, in seconds since the epoch."""
+
+    @property
+    def share(self) -> float:
+        """The part of the cap that is used."""
+        return float(self.used) / float(self.cap)
+
+
 class Uses(NamedTuple):
     """Usage of keys; within each quota, those closest to their limit first."""
 
     rows: list[KeyUse]
     omitted: int
     """Keys that `top` left out."""
+    conversations: Sequence[ConversationUse] = ()
+    """Conversations near a cap."""
 
 
 def read_use(
@@ -92,6 +121,59 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 resets=None if quota.unit == "concurrency" else resets_at(count, state, now),
                 blocked=state.block.reason if state.block else None,
             )
+
+
+def read_conversations(
+    store: QuotaStore,
+    caps_of: Callable[[str], Limits],
+    least: float,
+    *,
+    glob: str = "*",
+    top: int | None = None,
+) -> list[ConversationUse]:
+    """Return the conversations that are near a cap, the closest first.
+
+    Args:
+        store: The quota store.
+        caps_of: Agent → the caps of its conversations.
+        least: The part of a cap that is used.
+        glob: Glob for hashes.
+        top: Maximum number of conversations.
+
+    Raises:
+        StoreError: The store is unavailable.
+    """
+    if not isinstance(store, KeepsConversations):
+        return []
+    uses = (
+        max(_limits_of(record, caps_of(record.agent)), key=lambda use: use.share, default=None)
+        for record in store.conversations()
+        if fnmatchcase(record.conversation, glob)
+    )
+    near = [use for use in uses if use is not None and use.share >= least]
+    return sorted(near, key=lambda use: (-use.share, use.conversation))[:top]
+
+
+def _limits_of(record: ConversationRecord, caps: Limits) -> Iterator[ConversationUse]:
+    """Yield the usage of each limit of a conversation."""
+    sums = sums_of(record.sums)
+    tally = Tally(
+        turns=sums.turns,
+        model_calls=sums.model_calls,
+        tool_calls=sums.tool_calls,
+        input=sums.tokens,
+        cost_at_most=sums.cost_at_most,
+    )
+    for limit, cap in caps.active:
+        yield ConversationUse(
+            conversation=record.conversation,
+            agent=record.agent,
+            limit=CONVERSATION_PREFIX + limit.name,
+            unit=limit.unit,
+            used=limit.observed(tally),
+            cap=cap + sums.granted.get(limit.name, 0),  # type: ignore[operator]  # of the same type
+            idle_since=record.changed_at,
+        )
 
 
 def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:

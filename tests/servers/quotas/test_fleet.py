@@ -331,7 +331,7 @@ def shown(server: Server, ledger: Path) -> int:
         stdout=subprocess.PIPE,
         check=True,
     )
-    (level,) = json.loads(found.stdout)
+    (level,) = json.loads(found.stdout)["quotas"]
     return int(level["used"])
 
 

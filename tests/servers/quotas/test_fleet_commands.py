@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import ExitStack
 from datetime import datetime, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -23,8 +24,19 @@ from otel_limits.core.events import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import kill_listener
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.store import Charge, Count, Demand, Operation, Reserve, Settle, SharedStore
+from otel_limits.quotas.shared_conversations import parts_of
+from otel_limits.quotas.store import (
+    Charge,
+    Count,
+    CountConversation,
+    Demand,
+    Operation,
+    Reserve,
+    Settle,
+    SharedStore,
+)
 from otel_limits.quotas.windows import Windows
+from otel_limits.runs.conversations import ConversationSums
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.fixtures import PATIENCE, eventually
@@ -80,7 +92,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_quotas_command_shows_remaining_and_reset_time(used: Any, run: Run) -> None:
     """Every used key has a row, and so does an unused quota."""
     status, out, _ = run("quotas", "--format", "json")
-    levels = json.loads(out)
+    levels = json.loads(out)["quotas"]
     assert status == 0
     assert [(each["quota"], each["used"], each["remaining"]) for each in levels] == [
         ("daily", 2, 0),
@@ -112,7 +124,7 @@ def test_quotas_command_shows_reserved_usage(
 
     class Looking(ScriptedModel):
         async def stream(self, *arguments: Any, **more: Any) -> AsyncIterable[Any]:
-            seen.append(json.loads(run("quotas", "--format", "json")[1])[0])
+            seen.append(json.loads(run("quotas", "--format", "json")[1])["quotas"][0])
             async for event in super().stream(*arguments, **more):
                 yield event
 
@@ -147,7 +159,7 @@ def many_keys(hold: Hold, server: Server, store: SharedStore) -> None:
 @pytest.mark.usefixtures("many_keys")
 def test_keys_with_the_highest_utilization_are_shown_first(run: Run) -> None:
     """Of many thousands; the number of hidden keys is printed."""
-    shown = json.loads(run("quotas", "--top", "3", "--format", "json")[1])
+    shown = json.loads(run("quotas", "--top", "3", "--format", "json")[1])["quotas"]
     assert [each["key"] for each in shown] == ["user-2499", "user-2498", "user-2497"]
     assert "2,497 more keys not shown" in run("quotas", "--top", "3")[1]
 
@@ -155,7 +167,7 @@ def test_keys_with_the_highest_utilization_are_shown_first(run: Run) -> None:
 @pytest.mark.usefixtures("many_keys")
 def test_keys_are_chosen_by_a_glob(run: Run) -> None:
     """Matched against the keys as shown in the table."""
-    shown = json.loads(run("quotas", "--key", "user-249*", "--format", "json")[1])
+    shown = json.loads(run("quotas", "--key", "user-249*", "--format", "json")[1])["quotas"]
     assert sorted(each["used"] for each in shown) == [249, *range(2490, 2500)]
 
 
@@ -163,7 +175,7 @@ def test_keys_are_chosen_by_a_glob(run: Run) -> None:
 def test_listing_many_keys_reads_each_of_them_once(run: Run, server: Server) -> None:
     """The server is never blocked for more than 200 of them."""
     server.client.config_resetstat()
-    assert len(json.loads(run("quotas", "--format", "json")[1])) == USERS
+    assert len(json.loads(run("quotas", "--format", "json")[1])["quotas"]) == USERS
     # Each batch checks once for grants. New connections and heartbeats run scripts too, but read
     # no keys of a quota.
     assert server.calls("exists") == -(-USERS // 200)
@@ -177,10 +189,10 @@ def test_watch_redraws_until_interrupted(run: Run) -> None:
     command = [sys.executable, "-c", code, *command[3:]]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
-        first = json.loads(watching.stdout.readline())
+        first = json.loads(watching.stdout.readline())["quotas"]
         assert first[0]["limit"] == 2
         run("quotas", "grant", "daily", "1", "--until", "2999-01-01")
-        while json.loads(watching.stdout.readline())[0]["limit"] == 2:
+        while json.loads(watching.stdout.readline())["quotas"][0]["limit"] == 2:
             pass
         watching.send_signal(signal.SIGINT)
         assert watching.wait() == 0
@@ -205,7 +217,7 @@ def test_namespaces_on_one_server_are_independent(
     assert "to 0 processes" in told
     assert "OTEL_LIMITS_QUOTA_NAMESPACE" in told
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
-    (row,) = json.loads(run("quotas", "--format", "json")[1])
+    (row,) = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert (row["used"], row["limit"]) == (0, 6)
     otel_limits.enable()
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "end_turn"]
@@ -284,7 +296,7 @@ def test_a_key_is_written_as_it_is_or_as_it_is_shown(
     shown = next(fact.key for fact in events if isinstance(fact, QuotaUse) and "#" in fact.key)
     key = shown if written == "as shown" else written
     assert run("quotas", "reset", "tenants", key)[0] == 0
-    levels = json.loads(run("quotas", "--format", "json")[1])
+    levels = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert {each["key"]: each["used"] for each in levels if each["quota"] == "tenants"} == {
         shown: 0,
         "writer/(missing)": 15,
@@ -294,7 +306,7 @@ def test_a_key_is_written_as_it_is_or_as_it_is_shown(
 def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
     """Down to fractions of a cent."""
     run("quotas", "grant", "nightly", "0.005", "--until", "2999-01-01")
-    levels = json.loads(run("quotas", "--format", "json")[1])
+    levels = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert levels[-1]["limit"] == "20.005"
 
 
@@ -401,7 +413,7 @@ def test_revoke_removes_a_grant(used: Any, run: Run) -> None:
 def test_a_grant_to_a_key_that_was_never_used_is_listed(used: Any, run: Run) -> None:
     """With its amount."""
     run("quotas", "grant", "tenants", "writer/globex", "500", "--until", "2999-01-01")
-    rows = json.loads(run("quotas", "--format", "json")[1])
+    rows = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert [each["used"] for each in rows if each["limit"] == 1500] == [0]
 
 
@@ -419,7 +431,7 @@ def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     assert stop is not None
     assert "until it is unblocked: unpaid, = since 1 October" in stop.sentence
     assert used("go").stop_reason == "end_turn"
-    rows = json.loads(run("quotas", "--format", "json")[1])
+    rows = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]
     shown = " ".join(run("quotas")[1].split())
     assert "Block reason" in shown
@@ -751,3 +763,95 @@ def test_a_kill_needs_a_name(run: Run) -> None:
     with pytest.raises(SystemExit) as caught:
         run("kill")
     assert caught.value.code == 2
+
+
+# --- conversations --------------------------------------------------------------------------------
+
+CHATS = {
+    "1" * 32: ConversationSums(turns=8, tokens=100),
+    "2" * 32: ConversationSums(turns=7, tokens=999, cost_at_most=Decimal("0.4")),
+    "3" * 32: ConversationSums(turns=11, tokens=1),
+    "4" * 32: ConversationSums(turns=7, tokens=1, cost_at_most=Decimal("0.45")),
+    "5" * 32: ConversationSums(turns=8, tokens=1, granted={"max_turns": 90}),
+}
+
+
+@pytest.fixture
+def chats(server: Server, store: SharedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversations of an agent, whose caps are set in the environment."""
+    store.run(
+        [
+            CountConversation(f"chat-{number}", key, "chatty", parts_of(sums), 3600)
+            for number, (key, sums) in enumerate(CHATS.items())
+        ]
+    )
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", server.url)
+    monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_MAX_TURNS", "10")
+    monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_MAX_COST_USD", "0.5")
+
+
+@pytest.mark.usefixtures("chats")
+def test_conversations_near_a_cap_are_listed_with_it(run: Run) -> None:
+    """The closest first, from 80% on, also without quotas; what was granted raises the cap."""
+    status, out, _ = run("quotas", "--format", "json")
+    answer = json.loads(out)
+    rows = answer["conversations"]
+    assert (status, answer["quotas"]) == (0, [])
+    assert [(row["conversation"][0], row["limit"], row["used"], row["cap"]) for row in rows] == [
+        ("3", "conversation_max_turns", 11, 10),
+        ("4", "conversation_max_cost_usd", "0.45", "0.5"),
+        ("1", "conversation_max_turns", 8, 10),
+        ("2", "conversation_max_cost_usd", "0.4", "0.5"),
+    ]
+    assert {(row["agent"], row["idle_since"][-1]) for row in rows} == {("chatty", "Z")}
+
+
+@pytest.mark.usefixtures("chats")
+def test_conversations_have_a_table(run: Run) -> None:
+    """With their whole hash, which `reset` takes."""
+    lines = [line.split() for line in run("quotas")[1].splitlines()]
+    (row,) = (line for line in lines if line[:1] == ["4" * 32])
+    assert row[1:5] == ["chatty", "conversation_max_cost_usd", "0.45", "0.5"]
+    assert row[-3:] == ["nearly", "used", "up"]
+
+
+@pytest.mark.usefixtures("chats")
+def test_conversations_are_chosen_by_glob_and_number(run: Run) -> None:
+    """As keys of quotas are."""
+    rows = json.loads(run("quotas", "--format", "json", "--top", "1")[1])["conversations"]
+    assert [row["conversation"] for row in rows] == ["3" * 32]
+    rows = json.loads(run("quotas", "--format", "json", "--key", "44*")[1])["conversations"]
+    assert [row["conversation"] for row in rows] == ["4" * 32]
+
+
+@pytest.mark.usefixtures("chats")
+def test_conversation_is_reset_by_the_beginning_of_its_hash(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The ledger records who did it."""
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
+    status, out, _ = run("quotas", "reset", "--conversation", "33333333")
+    assert (status, out) == (0, f"Reset conversation {'3' * 32}.\n")
+    rows = json.loads(run("quotas", "--format", "json")[1])["conversations"]
+    assert [row["conversation"][0] for row in rows] == ["4", "1", "2"]
+    (grant,) = json.loads(run("audit", "grants", "--format", "json")[1])["grants"]
+    assert (grant["quota"], grant["change"]) == ("(conversation)", "reset")
+
+
+@pytest.mark.usefixtures("chats")
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "Give the name of a quota, or a conversation with --conversation HASH."),
+        (("daily", "--conversation", "3" * 32), "Give the name of a quota, or a conversation"),
+        (("--conversation", "333"), "--conversation must have at least 8 characters of a hash"),
+        (("--conversation", "9" * 32), "No conversation 99999999999999999999999999999999 in the"),
+    ],
+)
+def test_reset_of_an_unknown_conversation_is_refused(
+    run: Run, arguments: tuple[str, ...], sentence: str
+) -> None:
+    """With the reason, and nothing is changed."""
+    status, _, err = run("quotas", "reset", *arguments)
+    assert status == 2
+    assert sentence in err

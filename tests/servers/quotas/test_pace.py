@@ -230,5 +230,5 @@ def test_quotas_command_shows_the_bucket(
     hold({"q": {"model_calls": 60, "window": "hour", "pace": "smooth"}}, server.url)
     make_agent(ScriptedModel([says("done")]))("go")
     cli.main(["quotas", "--format", "json"])
-    (row,) = json.loads(capsys.readouterr().out)
+    (row,) = json.loads(capsys.readouterr().out)["quotas"]
     assert (row["used"], row["remaining"], row["limit"]) == (1, 5, 6)

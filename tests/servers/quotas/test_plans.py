@@ -92,7 +92,7 @@ def test_quotas_command_shows_the_limit_of_a_plan(
     """The policy file alone does not show which plan a key has."""
     hold({"q": PLANS}, server.url)
     calls(make_agent, "pro", "joe", 2)
-    (row,) = json.loads(run("quotas", "--format", "json")[1])
+    (row,) = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert (row["used"], row["limit"], row["remaining"]) == (2, 3, 1)
 
 
@@ -107,10 +107,10 @@ def test_set_amount_precedes_plan_and_key_until_it_is_unset(
     assert calls(make_agent, "free", "joe") == 3
     run("quotas", "grant", "q", "joe", "2", "--until", "2999-01-01")
     assert calls(make_agent, "free", "joe") == 2
-    (row,) = json.loads(run("quotas", "--format", "json")[1])
+    (row,) = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert (row["used"], row["limit"]) == (6, 6)
     assert run("quotas", "unset", "q", "joe")[0] == 0
-    (row,) = json.loads(run("quotas", "--format", "json")[1])
+    (row,) = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert (row["used"], row["limit"]) == (6, 3)
     assert run("quotas", "unset", "q", "joe")[0] == 2
     assert run("quotas", "set", "q", "acme", "1")[0] == 0
