@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.command import refuse
 from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.limits import CONVERSATION, CONVERSATION_PREFIX, SHARED_LIMITS
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.settings.policy.file import valid_document
@@ -62,7 +63,8 @@ def caps_of_conversations() -> Callable[[str], Limits] | None:
     Raises:
         ConfigurationError: The policy file contains mistakes.
     """
-    document, policy = valid_document(), read_settings().settings.policy
+    names = [f"{CONVERSATION_PREFIX}{name}" for name in SHARED_LIMITS[CONVERSATION]]
+    document, policy = valid_document(), settings_with(*names).policy
     if not any(each.conversation.active for each in document.policies(policy).values()):
         return None
     return functools.cache(lambda agent: document.effective(agent, policy).conversation)

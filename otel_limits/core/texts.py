@@ -183,12 +183,13 @@ def _raise(breach: Breach) -> str:
     there = " there" if breach.origin else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
-        return f"The whole tree shares this limit: run the root agent again, or raise it{there}."
+        again = f"send {NEW_TASK.format('the root agent')}" if breach.resumes else RUN_ROOT
+        return f"The whole tree shares this limit: {again}, or raise it{there}."
     if breach.limit.startswith(CONVERSATION_PREFIX):
         shared = "The whole conversation shares this limit"
         return f"{shared}: start a new conversation, or raise it{there}."
-    # A realtime agent is started, others are called; "run" suits both.
-    return f"Run the agent again to continue, or raise the limit{there}."
+    again = f"Send {NEW_TASK.format('the agent')}" if breach.resumes else RUN_AGAIN
+    return f"{again}, or raise the limit{there}."
 
 
 # --- the end user ---------------------------------------------------------------------------------

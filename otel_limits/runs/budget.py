@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from otel_limits.core.limits import CONVERSATION_PREFIX, TREE_PREFIX
+from otel_limits.core.limits import CONVERSATION_PREFIX, LIMITS, TREE_PREFIX, Breach, Level
 from otel_limits.core.policy import unpriced_by_default
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
     from decimal import Decimal
 
-    from otel_limits.core.limits import Level, Limits
+    from otel_limits.core.limits import Limits
     from otel_limits.core.policy import Policy, Reached, Unpriced
 
 Counted = TypeVar("Counted", Breach, Level)

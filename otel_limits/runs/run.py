@@ -112,8 +112,12 @@ class Services:
         """True while an observer needs the hashes of tool calls, even without a loop limit."""
         self.clock = CLOCK
         self.now = CLOCK.now
-        self.interrupted = InterruptedTasks(self.now)
+        self.interrupted = InterruptedTasks(self.now, report=self._report_forgotten)
+        self.failures = FailureRows(self.now)
         self.conversations = Conversations(self.now)
+
+    def _report_forgotten(self, interrupts: int) -> None:
+        self.observers.publish(events.TaskLost(cause="forgotten", interrupts=interrupts))
 
     def quote(self, call: BillableCall) -> Quote:
         """Return the price of a model call and its source; none for a call without tokens."""

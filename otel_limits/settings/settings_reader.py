@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
