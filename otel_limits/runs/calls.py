@@ -103,9 +103,9 @@ class InFlightCall:
     def billable(self, usage: Usage) -> BillableCall:
         """Return the pricing inputs of this call for some usage."""
         record = self._record
-        # An estimate has no parts that a vendor named.
-        unplaced = record.unplaced if usage is record.usage else None
-        return billable_call(self.model, self.provider, usage, record.tier, self.terms, unplaced)
+        return billable_call(
+            self.model, self.provider, usage, record.tier, self.terms, record.unplaced
+        )
 
 
 # --- admission by quotas --------------------------------------------------------------------------
