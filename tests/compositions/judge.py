@@ -42,7 +42,7 @@ def problems_of(run: Run, books: Books) -> Iterator[str]:
     yield from (f"the reader of {name} has a context of its agent" for name in run.leaks)
     yield from halted_without_limit(run, books)
     yield from invalid_histories(run)
-    told, made = sum(each.tally.model_calls for each in runs), run.outcome.requests.total()
+    told, made = sum(each.part.model_calls for each in runs), run.outcome.requests.total()
     # A canceled call counts even if it did not reach its model: only the vendor knows.
     canceled = sum(
         isinstance(f, ModelCall) and f.kind == "failed" and f.estimated for f in run.events
@@ -52,12 +52,20 @@ def problems_of(run: Run, books: Books) -> Iterator[str]:
 
 
 def tallied(books: Books) -> Iterator[str]:
-    """Yield trees that are not the sums of their members."""
+    """Yield trees that are not the sums of their members, over all answers to interrupts."""
     runs = books.runs.values()
-    for tree in {id(tree): tree for run in runs for tree in run.trees}.values():
-        below = [run.tally for run in runs if tree in run.trees]
+    same: dict[object, list[Budget]] = {}
+    for run in runs:
+        if run.task.tree is not None:
+            same.setdefault(run.task.id, []).append(run.task.tree)
+    known = [tree for trees in same.values() for tree in trees]
+    for tree in (tree for run in runs for tree in run.trees if tree not in known):  # of a group
+        same.setdefault(id(tree), [tree])
+    for trees in same.values():
+        below = [run.part for run in runs if any(tree in run.trees for tree in trees)]
         for name in ("turns", "model_calls", "tokens", "tool_calls"):
-            parts, whole = sum(getattr(each, name) for each in below), getattr(tree.tally, name)
+            parts = sum(getattr(each, name) for each in below)
+            whole = getattr(trees[-1].tally, name)
             if parts != whole:
                 yield f"{name} of a tree are {whole}, and {parts} of its members"
 
