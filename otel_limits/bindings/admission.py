@@ -29,8 +29,8 @@ from otel_limits.core.internal_errors import (
     suppress_lapses,
 )
 from otel_limits.core.limits import (
+    EXTENDABLE,
     KILLED_STOP_REASON,
-    LIMIT_NAMES,
     MAX_DURATION_STOP_REASON,
     without_prefix,
 )
@@ -248,7 +248,7 @@ class Admission:
             # A time limit or a kill waits neither for a last answer nor for a human.
             elif each.reason in IMMEDIATE:
                 return self._refused(each, call)
-            elif action == "ask" and can_ask and can_be_extended(each):
+            elif action == "ask" and can_ask and can_be_extended(each) and run.may_ask(each):
                 self._release(call)
                 return Refusal(each, asks=True)
             elif action == "wrap_up" and can_be_last:
@@ -316,8 +316,8 @@ class Admission:
 
 
 def can_be_extended(verdict: Verdict) -> bool:
-    """Return whether the limit can be raised for one invocation."""
-    return verdict.breach is not None and verdict.breach.limit in LIMIT_NAMES
+    """Return whether the limit can be raised for one invocation or conversation."""
+    return verdict.breach is not None and verdict.breach.limit in EXTENDABLE
 
 
 # --- side calls -----------------------------------------------------------------------------------

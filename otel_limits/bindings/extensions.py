@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from otel_limits.bindings.span_writer import json_value
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
-from otel_limits.core.limits import LIMIT_NAMES, LIMITS, Breach, Limits
-from otel_limits.core.policy import Verdict
+from otel_limits.core.limits import (
+    CONVERSATION_PREFIX,
+    EXTENDABLE,
+    Breach,
+    Limits,
+    kind_of,
+)
+from otel_limits.core.policy import Overrides, Verdict
 from otel_limits.core.stop_json import breach_from_json
 from otel_limits.core.texts import place_of, question_for_end_user, usage_of
 from otel_limits.core.values import MappingKind
@@ -90,7 +96,7 @@ NO: Final = frozenset({"no", "n", "false", "stop"})
 NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 
 
-def extension_of(asked: object, response: object) -> Limits | None:
+def extension_of(asked: object, response: object) -> Overrides | None:
     """Return by how much an answer raises limits; `None` if it does not.
 
     Args:
@@ -104,7 +110,7 @@ def extension_of(asked: object, response: object) -> Limits | None:
             return _limits_of({name: cap for name, cap in more.items() if cap not in (None, {})})
     breach = _breach_of(asked)
     amount = _amount_of(more, breach)
-    if amount is None or breach.limit not in LIMIT_NAMES:
+    if amount is None or breach.limit not in EXTENDABLE:
         return None
     return _limits_of({breach.limit: {breach.subject: amount} if _is_per_tool(breach) else amount})
 
@@ -123,16 +129,25 @@ def _amount_of(more: object, breach: Breach) -> Number | None:
     return more if isinstance(more, NUMBERS) and more > 0 else None
 
 
-def _limits_of(caps: Mapping[str, Any]) -> Limits | None:
+def _limits_of(caps: Mapping[str, Any]) -> Overrides | None:
     try:
-        return Limits(**caps) if caps else None
+        return _overrides(caps) if caps else None
     # An answer can be any text that a person typed; invalid limits extend nothing.
     except (TypeError, ValueError):
         return None
 
 
+def _overrides(caps: Mapping[str, Any]) -> Overrides:
+    own = {name: cap for name, cap in caps.items() if not str(name).startswith(CONVERSATION_PREFIX)}
+    shared = {
+        name.removeprefix(CONVERSATION_PREFIX): cap for name, cap in caps.items() if name not in own
+    }
+    return Overrides(limits=Limits(**own), conversation=Limits(**shared))
+
+
 def _is_per_tool(breach: Breach) -> bool:
-    return isinstance(LIMITS[breach.limit].kind, MappingKind)
+    kind = kind_of(breach.limit)
+    return kind is not None and isinstance(kind.kind, MappingKind)
 
 
 def declined_verdict(asked: object, response: object) -> Verdict | None:
@@ -180,7 +195,7 @@ def _problem_in(response: Mapping[Any, Any], asked: str) -> str:
     for field in response:
         if closest_match(str(field), [EXTEND]):
             return _unknown(field, EXTEND)
-        if closest_match(str(field), LIMIT_NAMES):
+        if closest_match(str(field), EXTENDABLE):
             return f"{clean(str(field))!r} must be within {EXTEND!r}."
     return f"it has no {EXTEND!r}."
 
@@ -189,11 +204,11 @@ def _problem_with(more: object, asked: str) -> str:
     """Return why an extension is invalid; empty if it is valid, or has no cap."""
     if not isinstance(more, Mapping):
         return f"{EXTEND!r} must be a number, or map limits to caps."
-    unknown = next((each for each in more if each not in LIMIT_NAMES), None)
+    unknown = next((each for each in more if each not in EXTENDABLE), None)
     if unknown is not None:
-        return _unknown(unknown, closest_match(str(unknown), LIMIT_NAMES) or asked)
+        return _unknown(unknown, closest_match(str(unknown), EXTENDABLE) or asked)
     try:
-        Limits(**more)
+        _overrides(more)
     except ValueError as error:
         return str(error)
     return ""

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from otel_limits.bindings.framework import Host
-    from otel_limits.core.limits import Breach, Limits
-    from otel_limits.core.policy import Policy, Verdict
+    from otel_limits.core.limits import Breach
+    from otel_limits.core.policy import Overrides, Policy, Verdict
     from otel_limits.runs.current import TaskScope
 
 
@@ -159,9 +159,8 @@ class InvocationInProgress(Admission):
         note: str = "",
         span: trace.Span | None = None,
         model: str | None = None,
-        answers: Collection[str] = (),
-        more: Limits | None = None,
-        given: object = UNKNOWN,
+        answers: Iterable[str] = (),
+        more: Overrides | None = None,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.

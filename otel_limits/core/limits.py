@@ -301,6 +301,12 @@ SHARED_LIMITS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The limits of budget trees and of conversations."""
 
+EXTENDABLE: Final = (
+    *LIMIT_NAMES,
+    *(CONVERSATION_PREFIX + name for name in SHARED_LIMITS[CONVERSATION]),
+)
+"""The limits that an answer of a person can raise: of an invocation, or of its conversation."""
+
 STOP_REASONS: Final = (
     *dict.fromkeys(limit.reason for limit in LIMITS.values()),
     QUOTA_EXCEEDED_STOP_REASON,

@@ -129,6 +129,14 @@ class Overrides:
         if self.halt_message is not None:
             HALT_MESSAGE.of_value("halt_message", self.halt_message)
 
+    def extended_by(self, other: Overrides) -> Overrides:
+        """Return these caps, with those of `other` over them."""
+        return replace(
+            self,
+            limits=other.limits.merged_over(self.limits),
+            conversation=other.conversation.merged_over(self.conversation),
+        )
+
 
 NO_OVERRIDES: Final = Overrides()
 

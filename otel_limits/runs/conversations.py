@@ -90,7 +90,7 @@ class ConversationStore(Protocol):
 class Conversation(Budget):
     """The budget of one conversation, which its invocations share, also concurrent ones."""
 
-    __slots__ = ("agent", "granted", "has_asked", "key", "sent", "used", "warned")
+    __slots__ = ("agent", "asked_by", "granted", "key", "used", "warned")
 
     def __init__(self, key: str, agent: str, policy: Policy, now: float) -> None:
         """Begin a conversation."""
@@ -98,8 +98,8 @@ class Conversation(Budget):
         self.key, self.agent = key, agent
         self.used = now
         """When an invocation last began or ended in it."""
-        self.has_asked = False
-        """True once a person was asked to extend it."""
+        self.asked_by = ""
+        """ID of the invocation whose question to a person could extend it, if any."""
         self.granted: dict[str, Any] = {}
         """By how much persons have raised its caps, by the name of the limit."""
         self.sent: Mapping[str, int] = {}

@@ -26,7 +26,7 @@ from otel_limits.runs.tasks import UNKNOWN, Task
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from otel_limits.core.limits import Limits
+    from otel_limits.core.policy import Overrides
     from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
     from otel_limits.runs.calls import AdmissionRequest
@@ -129,10 +129,8 @@ class RunRegistry(Services):
         conversation: str = "",
         attributes: Mapping[str, str] | None = None,
         note: str = "",
-        answers: Collection[str] = (),
-        more: Limits | None = None,
-        given: object = UNKNOWN,
-        task: Task | None = None,
+        answers: Iterable[str] = (),
+        more: Overrides | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
@@ -170,7 +168,7 @@ class RunRegistry(Services):
         if not answers:  # an answer is not the input of its task
             task.begin_with(given)
         if more is not None:
-            task.extend(more)
+            task.extend(more.limits)
         run = Run(
             self,
             Invocation(
@@ -192,6 +190,8 @@ class RunRegistry(Services):
             unsampled=unsampled,
             direct=direct,
         )
+        if more is not None:
+            run.extend_conversation(more.conversation)
         _, run.task_scope = current_scope()
         if span_id and not unsampled:
             self.spans.begin(span_id, run)

@@ -24,6 +24,7 @@ from otel_limits.core.limits import (
     Breach,
     Level,
     Limits,
+    without_prefix,
 )
 from otel_limits.core.policy import KILLED, Reached, Verdict, verdict_of
 from otel_limits.core.price import NO_QUOTE, Quote
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.events import ActionTaken, ToolStatus
     from otel_limits.core.loops import Call, LoopState
-    from otel_limits.core.policy import Policy, Unpriced
+    from otel_limits.core.policy import Overrides, Policy, Unpriced
     from otel_limits.core.pricing import Prices
     from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Tally
@@ -439,10 +440,35 @@ class Run:
                 around.halted[sentence] = (self, verdict)
             around = around.parent
 
-    def extend(self, more: Limits) -> None:
+    def may_ask(self, verdict: Verdict) -> bool:
+        """Claim the question about a limit. A conversation has one, not one per message."""
+        breach = verdict.breach
+        if breach is None or not breach.limit.startswith(CONVERSATION_PREFIX):
+            return True
+        with self.services.lock:
+            for each in self._conversations():
+                cap = dict(each.policy.limits.items()).get(without_prefix(breach.limit))
+                if cap == breach.cap and each.asked_by in ("", self.invocation.id):
+                    each.asked_by = self.invocation.id
+                    return True
+        return False
+
+    def extend_conversation(self, more: Limits) -> None:
+        """Raise the limits of the conversation about which a person was asked."""
+        if more.active:
+            with self.services.lock:
+                for each in self._conversations():
+                    if each.asked_by:
+                        each.extend(more)
+
+    def _conversations(self) -> Iterator[Conversation]:
+        return (each for each in self.trees if isinstance(each, Conversation))
+
+    def extend(self, more: Overrides) -> None:
         """Raise the limits to what is used now plus `more`."""
         self.measure_time()
-        self.task.extend(more)
+        self.task.extend(more.limits)
+        self.extend_conversation(more.conversation)
         # Earlier refusals would remain breaches forever, and end the extended invocation.
         self.refusals.clear()
         self.tools.end_turn([ADMITTED])
@@ -519,9 +545,8 @@ class Run:
     def _warned_of(self, level: Level) -> set[tuple[str, float]]:
         """Return the thresholds that were reported: of a conversation once, not per message."""
         if level.limit.startswith(CONVERSATION_PREFIX):
-            for each in self.trees:
-                if isinstance(each, Conversation):
-                    return each.warned
+            for each in self._conversations():
+                return each.warned
         return self.task.warned
 
     def nudge(self) -> tuple[int, str] | None:

@@ -13,6 +13,7 @@ from agents import RunConfig, Runner, SQLiteSession, function_tool
 from langchain.agents import create_agent
 from langchain_core.tools import tool as langchain_tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 from opentelemetry import baggage
 from opentelemetry import context as otel_context
 from strands import Agent, tool
@@ -413,3 +414,61 @@ def test_the_end_user_reads_to_start_a_new_conversation() -> None:
     chat = strands_chat(endless(says("a")))
     chat.send()
     assert str(chat.send()).strip().endswith("Please start a new conversation.")
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def test_a_person_is_asked_once_per_strands_agent() -> None:
+    """An answer raises the cap of the conversation; a second question is not asked."""
+    enable(conversation=Limits(max_turns=1), action="ask")
+    model = ScriptedModel(endless(says("a")))
+    agent: Any = Agent(model=model, name="asking", callback_handler=None)
+    agent("hi")
+    asked = agent("hi")
+    answer = {"interruptId": asked.interrupts[0].id, "response": 2}
+    assert asked.stop_reason == "interrupt"
+    assert stop_of(agent([{"interruptResponse": answer}])) is None
+    assert stop_of(agent("hi")) is None
+    stop = stop_of(agent("hi"))
+    assert stop is not None
+    assert stop.reason == "max_turns"
+    assert model.calls == 3
+
+
+def test_a_person_is_asked_once_per_thread() -> None:
+    """A refusal holds for the conversation: later messages are refused without a question."""
+    enable(conversation=Limits(max_turns=1), action="ask")
+    model = ScriptedChatModel(endless(says("a")))
+    graph: Any = create_agent(model, [look], name="asking", checkpointer=InMemorySaver())
+    yes, no = ({"configurable": {"thread_id": f"asked-{next(IDS)}"}} for _ in range(2))
+    for config in (yes, no):
+        graph.invoke({"messages": "hi"}, config)
+        assert "__interrupt__" in graph.invoke({"messages": "hi"}, config)
+    assert stop_of(graph.invoke(Command(resume="yes"), yes)) is None
+    assert stop_of(graph.invoke(Command(resume="no"), no)) is not None
+    for config in (yes, no):
+        result = graph.invoke({"messages": "hi"}, config)
+        assert "__interrupt__" not in result
+        assert stop_of(result) is not None
+    assert model.calls == 3
+
+
+def test_a_person_is_asked_once_per_session() -> None:
+    """An approval raises the cap by as much again."""
+    enable(conversation=Limits(max_turns=1), action="ask")
+    model = ScriptedAgentsModel(endless(says("a")))
+    agent, session = SdkAgent("asking", model=model), SQLiteSession(f"session-{next(IDS)}")
+
+    def send(given: Any) -> Any:
+        return asyncio.run(Runner.run(agent, given, session=session, run_config=QUIET))
+
+    send("hi")
+    asked = send("hi")
+    state = asked.to_state()
+    state.approve(asked.interruptions[0])
+    assert stop_of(send(state)) is None
+    refused = send("hi")
+    assert not refused.interruptions
+    assert stop_of(refused) is not None
+    assert model.calls == 2

@@ -10,7 +10,7 @@ import pytest
 
 from otel_limits import Limits, ModelCall, Stop, TaskLost, Turn
 from otel_limits.core.loops import Call
-from otel_limits.core.policy import Policy
+from otel_limits.core.policy import Overrides, Policy
 from otel_limits.core.usage import Usage, measured
 from otel_limits.observers.log import LogObserver
 from otel_limits.runs.calls import InFlightCall
@@ -167,7 +167,7 @@ def test_time_of_task_runs_only_with_its_agent(runs: RunRegistry, fake_time: Fak
 @pytest.mark.usefixtures("interrupted")
 def test_extension_lasts_as_long_as_its_task(runs: RunRegistry) -> None:
     """A person need not allow the same again after the next interrupt."""
-    run = runs.start("boss", POLICY, answers=["a"], more=Limits(max_turns=5))
+    run = runs.start("boss", POLICY, answers=["a"], more=Overrides(limits=Limits(max_turns=5)))
     assert run.policy.limits.max_turns == 7
     interrupt(run, "b")
     again = resume(runs, ["b"])

@@ -50,8 +50,7 @@ from otel_limits.core.internal_errors import (
     suppress_errors_async,
     suppress_lapses,
 )
-from otel_limits.core.limits import NO_LIMITS
-from otel_limits.core.policy import KILLED
+from otel_limits.core.policy import KILLED, NO_OVERRIDES
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Run
@@ -61,9 +60,7 @@ if TYPE_CHECKING:
 
     from langgraph.types import StateSnapshot
 
-    from otel_limits.core.limits import Limits
-    from otel_limits.core.policy import Verdict
-    from otel_limits.runs.tasks import Task
+    from otel_limits.core.policy import Overrides, Verdict
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
@@ -585,15 +582,15 @@ def _space_of(configurable: Mapping[str, Any]) -> str:
 
 def _answered(
     agent: str, configurable: Mapping[str, Any], questions: Sequence[LimitQuestion]
-) -> tuple[Limits | None, Verdict | None]:
+) -> tuple[Overrides | None, Verdict | None]:
     """Read the answers to an agent's own questions: an extension, or the halt otherwise."""
-    more: Limits | None = None
+    more: Overrides | None = None
     declined: Verdict | None = None
     space = _space_of(configurable)
     for each in questions:
         if each.is_of(space, agent) and each.answer is not UNANSWERED:
             extension = extension_of(each.interrupt.value, each.answer)
-            more = extension.merged_over(more or NO_LIMITS) if extension else more
+            more = (more or NO_OVERRIDES).extended_by(extension) if extension else more
             declined = declined or declined_verdict(each.interrupt.value, each.answer)
     return more, declined
 

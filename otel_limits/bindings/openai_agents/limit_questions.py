@@ -16,7 +16,7 @@ from agents import FunctionTool, RunState
 from agents.models.fake_id import FAKE_RESPONSES_ID
 from openai.types.responses import ResponseFunctionToolCall
 
-from otel_limits.bindings.extensions import declined_verdict, question
+from otel_limits.bindings.extensions import declined_verdict, extension_of, question
 from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, active_of_task
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
@@ -85,8 +85,17 @@ def _question_tool() -> FunctionTool:
 async def _approved(context: Any, _: str) -> str:
     """Note that a human has approved. The run that does so is a new invocation."""
     if (invocation := active_of_task()) is not None:
-        invocation.agent_run.questions.pop(context.tool_call_id, None)
+        asked = invocation.agent_run.questions.pop(context.tool_call_id, None)
+        _extend_conversation(invocation, asked)
     return "approved"
+
+
+@suppress_errors("binding")
+def _extend_conversation(invocation: AgentInvocation, asked: str | None) -> None:
+    """Extend the conversation if the question was about its limit: the run has a budget anyway."""
+    more = None if asked is None else extension_of(_parsed(asked), True)  # noqa: FBT003
+    if more is not None and more.conversation.active:
+        invocation.run.extend_conversation(more.conversation)
 
 
 # --- the question ---------------------------------------------------------------------------------
