@@ -159,8 +159,9 @@ class InvocationInProgress(Admission):
         note: str = "",
         span: trace.Span | None = None,
         model: str | None = None,
-        answers: Iterable[str] = (),
+        answers: Collection[str] = (),
         more: Overrides | None = None,
+        given: object = UNKNOWN,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import Event, ModelCall, Stop
 from otel_limits.core.internal_errors import suppress_errors
@@ -113,6 +113,10 @@ class ConversationSync:
                 conversation.sent = parts_of(sums_of(known))
 
 
+ELSEWHERE: Final = "another process"
+"""Asks a person about a conversation, so that no invocation in this process does."""
+
+
 def minus(parts: Mapping[str, int], sent: Mapping[str, int]) -> dict[str, int]:
     """Return what was added since some parts were sent."""
     changes = {name: parts.get(name, 0) - sent.get(name, 0) for name in parts.keys() | sent.keys()}
@@ -130,7 +134,7 @@ def sums_in(conversation: Conversation) -> ConversationSums:
         cost=tally.cost,
         cost_at_most=tally.cost_at_most,
         has_wrapped_up=conversation.wrapped_up,
-        has_asked=conversation.has_asked,
+        has_asked=bool(conversation.asked_by),
         granted=conversation.granted,
     )
 
@@ -142,7 +146,9 @@ def count_on_from(conversation: Conversation, sums: ConversationSums) -> None:
     tally.tool_calls = sums.tool_calls
     tally.input, tally.output = sums.tokens, 0  # no limit looks at one of them alone
     tally.cost, tally.cost_at_most = sums.cost, sums.cost_at_most
-    conversation.wrapped_up, conversation.has_asked = sums.has_wrapped_up, sums.has_asked
+    conversation.wrapped_up = sums.has_wrapped_up
+    if bool(conversation.asked_by) != sums.has_asked:
+        conversation.asked_by = ELSEWHERE if sums.has_asked else ""
     if conversation.granted == sums.granted:
         return
     caps = {

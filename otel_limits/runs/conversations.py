@@ -90,7 +90,7 @@ class ConversationStore(Protocol):
 class Conversation(Budget):
     """The budget of one conversation, which its invocations share, also concurrent ones."""
 
-    __slots__ = ("agent", "asked_by", "granted", "key", "used", "warned")
+    __slots__ = ("agent", "asked_by", "granted", "key", "sent", "used", "warned")
 
     def __init__(self, key: str, agent: str, policy: Policy, now: float) -> None:
         """Begin a conversation."""

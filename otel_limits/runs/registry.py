@@ -129,8 +129,10 @@ class RunRegistry(Services):
         conversation: str = "",
         attributes: Mapping[str, str] | None = None,
         note: str = "",
-        answers: Iterable[str] = (),
+        answers: Collection[str] = (),
         more: Overrides | None = None,
+        given: object = UNKNOWN,
+        task: Task | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from langgraph.types import StateSnapshot
 
     from otel_limits.core.policy import Overrides, Verdict
+    from otel_limits.runs.tasks import Task
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 

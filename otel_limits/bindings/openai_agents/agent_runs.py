@@ -14,6 +14,7 @@ from otel_limits.bindings.openai_agents.interrupted_runs import keep, key_of
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
+from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.policy import KILLED
 from otel_limits.runs.tasks import UNKNOWN
 
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.interrupted_runs import Entries
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
-    from otel_limits.core.limits import Limits
-    from otel_limits.core.policy import Verdict
+    from otel_limits.core.policy import Overrides, Verdict
     from otel_limits.runs.current import TaskScope
 
 logger = logging.getLogger("otel_limits")
@@ -125,7 +125,7 @@ class AgentRun:
             agent_run=self,
         )
 
-    def _extension_for(self, agent: str) -> Limits | None:
+    def _extension_for(self, agent: str) -> Overrides | None:
         """Return by how much an approval extends the limits of an agent's task.
 
         A question is also answered if it is declined, and then ends the run before a model call.
@@ -133,7 +133,8 @@ class AgentRun:
         for asked in self.questions.values():
             identity = asked.get("invocation_id") if isinstance(asked, Mapping) else None
             if key_of(identity) in self._answers.get(agent, ()):
-                return extension_of(asked, True)  # noqa: FBT003
+                more = extension_of(asked, True)  # noqa: FBT003
+                return more and replace(more, conversation=NO_LIMITS)
         return None
 
     # --- the active agent -------------------------------------------------------------------------

@@ -91,9 +91,12 @@ async def _approved(context: Any, _: str) -> str:
 
 
 @suppress_errors("binding")
-def _extend_conversation(invocation: AgentInvocation, asked: str | None) -> None:
-    """Extend the conversation if the question was about its limit: the run has a budget anyway."""
-    more = None if asked is None else extension_of(_parsed(asked), True)  # noqa: FBT003
+def _extend_conversation(invocation: AgentInvocation, asked: object) -> None:
+    """Extend the conversation if the question was about its limit.
+
+    Only now, because it is not extended if the question is declined.
+    """
+    more = None if asked is None else extension_of(asked, True)  # noqa: FBT003
     if more is not None and more.conversation.active:
         invocation.run.extend_conversation(more.conversation)
 
