@@ -50,10 +50,17 @@ class Books:
     # --- what happens -----------------------------------------------------------------------------
 
     def began(self, run: Run) -> None:
-        """An invocation begins."""
+        """An invocation begins; one that continues a task has used what was used before it."""
         self.runs[run.invocation.id] = self.run_of[run.calls] = run
         for budget in run.budgets:
-            self.used.setdefault(id(budget), Counter())
+            if id(budget) in self.used:
+                continue
+            before = {
+                each: getattr(budget.tally, each) for each in ("turns", "model_calls", "tokens")
+            }
+            self.used[id(budget)] = Counter(before)
+            for model, output in budget.outputs.items():
+                self.outputs[id(budget), model] = output
 
     def __call__(self, event: Event) -> None:
         """Add a published model call: `CallTracker.settle` publishes it, under the lock."""
