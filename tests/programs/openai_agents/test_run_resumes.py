@@ -37,15 +37,15 @@ each_way = pytest.mark.parametrize("way", ["run", "run_streamed"])
 
 
 @each_way
-def test_run_continues_in_another_process_with_its_own_limits(
+def test_task_continues_in_another_process_with_its_limits(
     resumed: Resumed, way: str, tmp_path: Path
 ) -> None:
-    """The tool that waits runs there, and counts there; the session stays valid."""
+    """The tool that waits runs and counts there, after the first one; the session stays valid."""
     state = tmp_path / "state.json"
     first = resumed(state, way, OTEL_LIMITS_MAX_TURNS="9")
     assert (first["waiting"], first["calls"], first["open"]) == (["delete"], 1, 1)
     second = resumed(state, way, OTEL_LIMITS_MAX_TOOL_CALLS="2")
-    assert (second["reason"], second["tools"], second["calls"]) == ("max_tool_calls", 2, 2)
+    assert (second["reason"], second["tools"], second["calls"]) == ("max_tool_calls", 1, 1)
     assert (second["waiting"], second["open"]) == ([], 0)
 
 
@@ -59,4 +59,4 @@ def test_question_is_answered_in_another_process(
     assert resumed(state, way, **asking)["waiting"] == ["delete"]
     assert resumed(state, way, **asking)["waiting"] == [QUESTION]
     ended = resumed(state, way, OTEL_LIMITS_MAX_TURNS="2")
-    assert (ended["reason"], ended["calls"], ended["open"]) == ("max_turns", 2, 0)
+    assert (ended["reason"], ended["calls"], ended["open"]) == ("max_turns", 1, 0)
