@@ -53,14 +53,9 @@ class Books:
         """An invocation begins; one that continues a task has used what was used before it."""
         self.runs[run.invocation.id] = self.run_of[run.calls] = run
         for budget in run.budgets:
-            if id(budget) in self.used:
-                continue
-            before = {
-                each: getattr(budget.tally, each) for each in ("turns", "model_calls", "tokens")
-            }
-            self.used[id(budget)] = Counter(before)
-            for model, output in budget.outputs.items():
-                self.outputs[id(budget), model] = output
+            tally = budget.tally  # not empty if it continues after an interrupt
+            before = {name: getattr(tally, name) for name in KEPT.values()}
+            self.used.setdefault(id(budget), Counter(before))
 
     def __call__(self, event: Event) -> None:
         """Add a published model call: `CallTracker.settle` publishes it, under the lock."""
