@@ -472,3 +472,26 @@ def test_a_person_is_asked_once_per_session() -> None:
     assert not refused.interruptions
     assert stop_of(refused) is not None
     assert model.calls == 2
+
+
+# --- concurrency ----------------------------------------------------------------------------------
+
+
+def test_concurrent_messages_share_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls in flight are reserved, so that together they make exactly N."""
+    monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_KEY", "attribute.chat")
+    enable(conversation=Limits(max_model_calls=5))
+    model, chat = ScriptedModel(endless(says("a"))), f"chat-{next(IDS)}"
+
+    async def send() -> Any:
+        agent = Agent(
+            model=model, name="keyed", callback_handler=None, trace_attributes={"chat": chat}
+        )
+        return stop_of(await agent.invoke_async("hi"))
+
+    async def send_all() -> list[Any]:
+        return await asyncio.gather(*(send() for _ in range(12)))
+
+    stops = asyncio.run(send_all())
+    assert model.calls == 5
+    assert sum(stop is not None for stop in stops) == 7
