@@ -17,6 +17,7 @@ from langgraph.types import Command
 from opentelemetry import baggage
 from opentelemetry import context as otel_context
 from strands import Agent, tool
+from strands.session import FileSessionManager
 
 import otel_limits
 from otel_limits import LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable, stop_of
@@ -35,6 +36,9 @@ from otel_limits.testing import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from otel_limits import Event
     from otel_limits.testing import Answer
@@ -495,3 +499,25 @@ def test_concurrent_messages_share_the_budget(monkeypatch: pytest.MonkeyPatch) -
     stops = asyncio.run(send_all())
     assert model.calls == 5
     assert sum(stop is not None for stop in stops) == 7
+
+
+def test_a_session_of_strands_is_on_the_span(tmp_path: Path, spans: InMemorySpanExporter) -> None:
+    """Another agent object continues the conversation of its session."""
+    enable(conversation=Limits(max_turns=1))
+    identity = f"session-{next(IDS)}"
+    stops = []
+    for _ in range(2):
+        agent = Agent(
+            model=ScriptedModel([says("a")]),
+            name="stored",
+            callback_handler=None,
+            session_manager=FileSessionManager(identity, storage_dir=str(tmp_path)),
+        )
+        stops.append(stop_of(agent("hi")))
+    assert [stop is None for stop in stops] == [True, False]
+    found = [
+        (each.attributes or {}).get("gen_ai.conversation.id")
+        for each in spans.get_finished_spans()
+        if each.name == "invoke_agent stored"
+    ]
+    assert found == [identity, identity]

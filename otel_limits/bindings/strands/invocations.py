@@ -29,6 +29,7 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.errors import LimitReachedError, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Verdict
+from otel_limits.otel.semconv import CONVERSATION_ID
 from otel_limits.runs.current import CURRENT, current
 from otel_limits.usage.text import as_json
 
@@ -135,6 +136,9 @@ class StrandsInvocation(InvocationInProgress):
             given=_without_ids(given),
         )
         consume_answer(agent, answer)
+        # Strands does not set it, and its own ID of an agent without a session is random.
+        if session := session_of(agent):
+            span.set_attribute(CONVERSATION_ID, session)
         # Never left: the stream may be read, and closed, in another context, and Strands detaches
         # everything that was attached before the span starts.
         own.__enter__()
