@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from otel_limits.runs.conversations import Conversation
 
 
+ELSEWHERE: Final = "elsewhere"
+"""Takes the place of an invocation of another process, which has asked a person."""
+
+
 class ConversationSync:
     """Sends what conversations use here, and takes over what other processes have sent.
 
@@ -147,7 +151,7 @@ def count_on_from(conversation: Conversation, sums: ConversationSums) -> None:
     tally.input, tally.output = sums.tokens, 0  # no limit looks at one of them alone
     tally.cost, tally.cost_at_most = sums.cost, sums.cost_at_most
     conversation.wrapped_up = sums.has_wrapped_up
-    if bool(conversation.asked_by) != sums.has_asked:
+    if sums.has_asked != bool(conversation.asked_by):
         conversation.asked_by = ELSEWHERE if sums.has_asked else ""
     if conversation.granted == sums.granted:
         return
