@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 ELSEWHERE: Final = "elsewhere"
-"""Takes the place of an invocation of another process, which has asked a person."""
+"""Replaces the ID of an invocation of another process whose question is open."""
 
 
 class ConversationSync:
