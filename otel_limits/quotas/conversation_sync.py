@@ -117,10 +117,6 @@ class ConversationSync:
                 conversation.sent = parts_of(sums_of(known))
 
 
-ELSEWHERE: Final = "another process"
-"""Asks a person about a conversation, so that no invocation in this process does."""
-
-
 def minus(parts: Mapping[str, int], sent: Mapping[str, int]) -> dict[str, int]:
     """Return what was added since some parts were sent."""
     changes = {name: parts.get(name, 0) - sent.get(name, 0) for name in parts.keys() | sent.keys()}
