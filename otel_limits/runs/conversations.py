@@ -8,7 +8,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import CONVERSATION_PREFIX, Limits
@@ -61,30 +61,6 @@ class ConversationSums:
     def __post_init__(self) -> None:
         """Copy the grants, so that later changes don't affect the sums."""
         object.__setattr__(self, "granted", FrozenDict(self.granted))
-
-
-class ConversationStore(Protocol):
-    """Keeps the sums of conversations, which processes share and restarts survive."""
-
-    def read(self, key: str) -> ConversationSums | None:
-        """Return the sums of a conversation; `None` if it is unknown.
-
-        Called before the first model call of an invocation, in a thread that may wait. Everything
-        that this process has added before is included.
-
-        Args:
-            key: The hash of the conversation.
-        """
-
-    def add(self, key: str, agent: str, part: ConversationSums, idle_seconds: float) -> None:
-        """Add usage, without waiting.
-
-        Args:
-            key: The hash of the conversation.
-            agent: The name of its agent.
-            part: The addition; a number can be negative, as a tool call may be taken back.
-            idle_seconds: How long the conversation is remembered after this.
-        """
 
 
 class Conversation(Budget):

@@ -9,7 +9,7 @@ import pytest
 from strands.telemetry import tracer as strands_tracer
 
 from tests.features import rows_of_langchain
-from tests.features.behaviours import ALLOWED, LATER, ROWS
+from tests.features.behaviours import ROWS
 from tests.features.faults import FAULT_ROWS, faults_in, shared_functions
 from tests.features.page import SUBJECTS
 
@@ -32,38 +32,8 @@ OWN_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {"langchain": rows_of_langcha
 
 NO_LOOP: Final = "calls: 11 instead of 5; reason: None instead of 'loop_detected'"
 
-STRANDS: Final = f"{HOOKS} strands"
-OTHERS: Final = "langchain openai-agents"
-ALL: Final = f"{STRANDS} {OTHERS}"
-
 KNOWN_FAILURES: Final = (
-    ("a tool rejected by a human under max_identical_tool_calls", OTHERS, NO_LOOP),
-    ("a tool rejected by a human under max_consecutive_same_tool", "openai-agents", NO_LOOP),
-    *(
-        (
-            f"a tool allowed by a human under {name}",
-            "openai-agents",
-            (
-                f"calls: 11 instead of {calls}; reason: None instead of {reason!r}; "
-                f"parts: 11 instead of {calls}"
-            ),
-        )
-        for name, (_, calls, reason) in ALLOWED.items()
-        if reason is not None
-    ),
-    *(
-        (
-            f"a tool allowed by a human a week later under {name}",
-            "openai-agents",
-            (
-                f"calls: 11 instead of {ALLOWED[name][1]}; "
-                f"reason: None instead of {ALLOWED[name][2]!r}; "
-                f"parts: 11 instead of {ALLOWED[name][1]}"
-            ),
-        )
-        for name in LATER
-    ),
-    ("fault in each shared function", ALL, "limited: False instead of True"),
+    ("a tool rejected by a human under max_identical_tool_calls", "langchain", NO_LOOP),
 )
 """Rows with the columns in which they fail, and how. A cell that passes, or fails in another way,
 fails its test until its line is changed."""

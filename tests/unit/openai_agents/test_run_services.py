@@ -154,9 +154,7 @@ def test_conversation_of_a_session_is_the_same_live_and_imported(
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", f"sqlite:///{tmp_path}/live.db")
     enable(max_turns=4)
     session = SQLiteSession("visit")
-    Runner.run_sync(
-        agent(ScriptedAgentsModel([says("x")])), "go", session=session, run_config=UNTRACED
-    )
+    CALLS["run"](agent(ScriptedAgentsModel([says("x")])), session=session)
     session.close()
     disable()
     (tmp_path / "spans.jsonl").write_text(line(spans.get_finished_spans()), encoding="utf-8")
