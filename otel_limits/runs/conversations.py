@@ -102,7 +102,8 @@ class Conversation(Budget):
     def extend(self, more: Limits) -> None:
         """Raise its caps to what is used now plus `more`."""
         now = dict(self.policy.limits.items())
-        caps = {name: cap for name, cap in more.extended_by(self.tally, {}).items() if name in now}
+        used = more.extended_by(self.tally, {})
+        caps = {name: cap for name, cap in used.items() if cap > now.get(name, cap)}
         for name, cap in caps.items():
             self.granted[name] = self.granted.get(name, 0) + cap - now[name]
         origins = {**self.policy.origins, **origins_of(more, EXTENSION, CONVERSATION_PREFIX)}

@@ -141,9 +141,10 @@ class Task:
         return self._input_hash
 
     def extend(self, more: Limits) -> None:
-        """Raise the limits to what is used now plus `more`."""
+        """Raise the limits to what is used now plus `more`; one that is higher stays."""
         # Relative to the usage rather than the old cap, which may be exceeded by far.
-        caps = more.extended_by(self.budget.tally, self.calls_by_tool)
+        used = more.extended_by(self.budget.tally, self.calls_by_tool)
+        caps = _above(used, self.budget.policy.limits)
         self.extension = caps.merged_over(self.extension)
         extended = Overrides(limits=caps, origin=EXTENSION)
         self.budget.policy = self.budget.policy.overridden_by(extended)

@@ -92,6 +92,14 @@ def test_answer_continues_sums_and_begins_new_iterations(runs: RunRegistry) -> N
     assert run.tally.identical_tool_calls == 4
 
 
+@pytest.mark.usefixtures("interrupted")
+def test_extension_lowers_no_cap_that_was_raised_meanwhile(runs: RunRegistry) -> None:
+    """One more turn than the two used would be less than the policy now allows."""
+    raised = replace(POLICY, limits=Limits(max_turns=30))
+    run = runs.start("boss", raised, answers=["a"], more=Overrides(limits=Limits(max_turns=1)))
+    assert run.policy.limits.max_turns == 30
+
+
 def test_events_have_own_part_and_common_task(
     runs: RunRegistry, published: list[Event], interrupted: Run
 ) -> None:
