@@ -122,7 +122,7 @@ def counted() -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
 
 def published(ledger: LedgerFile) -> list[dict[str, Any]]:
     """Every row of the ledger without what differs from one run to the next."""
-    varies = ("id", "_us", "day", "hour")
+    varies = ("id", "_us", "day", "hour", "conversation")
     return [
         {name: value for name, value in row.items() if not name.endswith(varies)}
         for rows in (ledger.invocations(), ledger.calls(), ledger.tools())
