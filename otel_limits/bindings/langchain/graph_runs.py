@@ -246,7 +246,7 @@ class GraphCall:
             name,
             attributes=attributes,
             session_id=None if thread is None else str(thread),
-            conversation=conversation_of(within),
+            conversation=own_conversation_of(within),
             answers=[self._place + each for each in answers],
             more=more,
             given=_without_ids(given),
@@ -568,7 +568,7 @@ def place_of(agent: str, configurable: Mapping[str, Any]) -> str:
     return json.dumps(["langgraph", str(thread), space, agent])
 
 
-def conversation_of(configurable: Mapping[str, Any]) -> str:
+def own_conversation_of(configurable: Mapping[str, Any]) -> str:
     """Return the ID of a graph's conversation: its thread and the namespace there."""
     thread = str(configurable.get("thread_id") or "")
     # Without the IDs of tasks, which differ each time: `researcher:1c0…|writer:9f2…`.
