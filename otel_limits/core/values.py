@@ -25,7 +25,7 @@ MAX_PORT: Final = 65_535
 DURATION_TEXT: Final = re.compile(r"(\d+)([smhdw])")
 DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
-# No spaces or braces, as in the keys of quotas.
+# No spaces or braces, so that the templates of quota keys are unambiguous.
 KEY_SOURCE: Final = re.compile(r"(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
 
 # YAML aliases can make a value astronomically long: abbreviated to what a person would read.

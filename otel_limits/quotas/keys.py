@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from otel_limits.core.values import KEY_SOURCE
+
 MISSING: Final = "(missing)"
 """Replaces an absent value: omitting it does not bypass a keyed quota."""
 INVALID: Final = "(invalid)"
@@ -25,8 +27,7 @@ MAX_VALUE_LENGTH: Final = 128
 HASH_LENGTH: Final = 32
 SHOWN_HASH_LENGTH: Final = 12
 
-# No spaces or braces, so that templates are unambiguous.
-SOURCE: Final = re.compile(r"agent|model|(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
+SOURCE: Final = re.compile(rf"agent|model|{KEY_SOURCE.pattern}")
 PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
 Lookup = Callable[[str], object]
