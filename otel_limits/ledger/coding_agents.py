@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from otel_limits.ledger.shapes import (
     MICROSECOND,
+    TRACE_DIGITS,
     Node,
     attributes_of,
     in_scope,
@@ -20,7 +21,6 @@ from otel_limits.ledger.shapes import (
 )
 from otel_limits.otel import semconv
 
-TRACE_DIGITS: Final = 32
 SPAN_DIGITS: Final = 16
 MILLISECOND: Final = 1_000_000
 INPUT: Final = "gen_ai.usage.input_tokens"
