@@ -51,8 +51,10 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
         uses: The rows.
         width: Columns of the terminal; `None` shows every column.
     """
+    if not uses.rows and not uses.conversations:
+        return Text("No key of a quota matches, and no conversation is near a cap.")
     shown = []
-    if uses.rows or not uses.conversations:
+    if uses.rows:
         shown.append(_quotas(uses, width))
     if uses.conversations:
         shown.append(_conversations(uses, width))

@@ -84,6 +84,12 @@ def test_a_file_has_all_of_a_quota() -> None:
     assert "Hidden columns" not in shown
 
 
+def test_no_quota_and_no_conversation_is_said() -> None:
+    """The headings of a table without rows would not say of what there is none."""
+    shown = str(table_of(Uses([], 0)))
+    assert shown == "No key of a quota matches, and no conversation is near a cap."
+
+
 def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:
     """The style sheet fills it with that, and a line around it, in the legend as in the chart."""
     style = files("otel_limits.cli.show").joinpath("page.css").read_text(encoding="utf-8")
