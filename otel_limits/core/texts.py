@@ -35,6 +35,7 @@ from otel_limits.core.limits import (
     USD,
     kind_of,
 )
+from otel_limits.core.origins import EXTENSION
 from otel_limits.core.secrets import redact_message
 from otel_limits.core.wording import shortest
 
@@ -180,7 +181,8 @@ NEW_TASK: Final = "{} a new message to begin a new task"
 
 
 def _raise(breach: Breach) -> str:
-    there = " there" if breach.origin else ""
+    # A limit cannot be changed in the answer that has extended it.
+    there = " there" if breach.origin not in ("", EXTENSION) else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
         again = f"send {NEW_TASK.format('the root agent')}" if breach.resumes else RUN_ROOT

@@ -218,6 +218,10 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
     answer: Any = [{"interruptResponse": extended}]
     (again,) = agent(answer).interrupts or ()
     assert again.reason["origin"] == "the answer that extended it"
+    declined: Any = [{"interruptResponse": {"interruptId": again.id, "response": "no"}}]
+    stop = otel_limits.stop_of(agent(declined))
+    assert stop is not None
+    assert stop.sentence.endswith("to begin a new task, or raise the limit.")
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
