@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from otel_limits.core.limits import CONVERSATION_PREFIX, LIMITS, TREE_PREFIX, Breach, Level
 from otel_limits.core.policy import unpriced_by_default
@@ -89,6 +89,11 @@ class Budget:
         """True for the budget of a conversation."""
         return self.prefix == CONVERSATION_PREFIX
 
+    @property
+    def configured(self) -> dict[str, Any]:
+        """Its caps as they are set, which an answer does not change."""
+        return dict(self.policy.limits.items())
+
     def reserve(self, reservation: Reservation) -> None:
         """Reserve usage for a model call."""
         held = self.reserved
@@ -155,7 +160,7 @@ class Budget:
             policy: The policy of that one.
             shared: Its caps.
         """
-        caps = dict(self.policy.limits.items())
+        caps = self.configured
         # With another action, it would behave differently at the same cap.
         return self.policy.action == policy.action and all(
             name in caps and caps[name] <= cap for name, cap in shared.items()

@@ -84,6 +84,12 @@ class Conversation(Budget):
         """Soft thresholds that were reported, by limit."""
         self.follow(policy)
 
+    @property
+    def configured(self) -> dict[str, Any]:
+        """Its caps without the answers of persons, which hold for the agents within it, too."""
+        caps = super().configured
+        return {name: cap - self.granted.get(name, 0) for name, cap in caps.items()}
+
     def is_forgotten(self, now: float) -> bool:
         """Return whether it was idle for too long."""
         idle = self.policy.conversation_idle.total_seconds()

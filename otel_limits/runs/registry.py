@@ -320,7 +320,10 @@ class RunRegistry(Services):
         above = parent.trees if parent is not None else ()
         if policy.conversation.active:
             above = self._with_conversation(above, parent, agent, policy, conversation)
-        if not any(policy.tree.items()) or any(each.covers(policy, policy.tree) for each in above):
+        # A conversation with lower caps replaces no tree: an answer may raise them.
+        enclosing = (each for each in above if not each.is_of_conversation)
+        is_covered = any(each.covers(policy, policy.tree) for each in enclosing)
+        if is_covered or not any(policy.tree.items()):
             return above
         used = (before.tree or before.budget) if before is not None else None
         task.tree = new_tree(policy, self.now(), used)

@@ -65,15 +65,15 @@ class Chat(NamedTuple):
     model: Any
 
 
+@tool
+def search() -> str:
+    """Search."""
+    return "nothing"
+
+
 def strands_chat(script: Iterable[Answer], thread: str = "") -> Chat:
     """Chat with an agent object, which is the conversation."""
     del thread
-
-    @tool
-    def search() -> str:
-        """Search."""
-        return "nothing"
-
     model = ScriptedModel(script)
     agent = Agent(model=model, name="boss", tools=[search], callback_handler=None)
     return Chat(lambda: agent("hi"), model)
@@ -521,3 +521,36 @@ def test_a_session_of_strands_is_on_the_span(tmp_path: Path, spans: InMemorySpan
         if each.name == "invoke_agent stored"
     ]
     assert found == [identity, identity]
+
+
+def test_an_extended_conversation_does_not_replace_a_tree() -> None:
+    """Its cap was lower than that of the tree, until a person has raised it."""
+    enable(tree=Limits(max_turns=3), conversation=Limits(max_turns=2), action="ask")
+    model = ScriptedModel(endless(uses("search")))
+    agent: Any = Agent(model=model, name="asking", tools=[search], callback_handler=None)
+    asked = agent("hi")
+    answer = {"interruptId": asked.interrupts[0].id, "response": 10}
+    stop = stop_of(agent([{"interruptResponse": answer}]))
+    assert stop is not None
+    assert stop.breach is not None
+    assert stop.breach.limit == "tree_max_turns"
+    assert model.calls == 3
+
+
+def test_an_extension_holds_for_sub_agents() -> None:
+    """In later messages, too, they share the extended cap of the agent around them."""
+    enable(conversation=Limits(max_turns=2), action="ask")
+    helper_model = ScriptedModel([*[uses("search")] * 2, says("done")] * 9)
+    helper = Agent(model=helper_model, name="helper", tools=[search], callback_handler=None)
+    agent: Any = Agent(
+        model=ScriptedModel(delegating()),
+        name="boss",
+        tools=[helper.as_tool(name="helper")],
+        callback_handler=None,
+    )
+    asked = agent("hi")
+    answer = {"interruptId": asked.interrupts[0].id, "response": 20}
+    assert stop_of(agent([{"interruptResponse": answer}])) is None
+    result = agent("hi")
+    assert not result.interrupts
+    assert helper_model.calls == 6
