@@ -51,7 +51,7 @@ class Resumed:
     questions: Sequence[LimitQuestion]
     """Our questions."""
     answers: Sequence[str]
-    """IDs of the interrupts that are answered."""
+    """IDs of all its interrupts: an agent whose own is not answered yet ends with it again."""
 
 
 # --- before an invocation ----------------------------------------------------------------
@@ -133,8 +133,7 @@ def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed:
     ours = [each for each in state.interrupts if _is_ours(each.value)]
     resume: Any = UNANSWERED if given is None else given.resume
     answered = [] if given is None else [each.id for each in state.interrupts]
-    if is_by_id := isinstance(resume, Mapping) and resume and all(map(_is_id, resume)):
-        answered = [each for each in answered if each in resume]
+    is_by_id = isinstance(resume, Mapping) and bool(resume) and all(map(_is_id, resume))
     if not ours:
         return Resumed(_by_id(graph, state, given), (), answered)
     rest: Any

@@ -11,7 +11,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
 from otel_limits import Event, LimitReachedError, Limits, ModelCall, Started, Stop, enable
@@ -264,3 +264,21 @@ def test_tampered_checkpoint_begins_new_task(
     graph.invoke(APPROVE, config("1"))
     assert model.calls == 2
     assert "it is not a text but dict" in caplog.text
+
+
+def test_interrupts_of_parallel_agents_are_answered_one_after_the_other() -> None:
+    """An agent whose interrupt is not answered yet runs again, and waits with its own task."""
+    enable(Limits(max_turns=2))
+    models = [sending(), sending()]
+    builder: Any = StateGraph(MessagesState)
+    for number, model in enumerate(models):
+        worker = careful(model, name=f"worker-{number}", checkpointer=None)
+        builder.add_node(f"node-{number}", worker)
+        builder.add_edge(START, f"node-{number}")
+    graph, options = builder.compile(checkpointer=InMemorySaver(), name="boss"), config("1")
+    graph.invoke(ASK, options)
+    answers = 0
+    while (interrupts := graph.get_state(options).interrupts) and answers < 9:
+        graph.invoke(Command(resume={interrupts[0].id: APPROVE.resume}), options)
+        answers += 1
+    assert (answers, [each.calls for each in models]) == (4, [2, 2])
