@@ -620,7 +620,7 @@ class Run:
             by: The invocation of the agent that has ended its conversation; by default its own.
         """
         by = by or self
-        if self._is_judged or self.released or by.is_refused_as_repeated:
+        if self._is_judged or self.released or by.is_refused:
             return
         self._is_judged = True
         failure = by.failure(reason, error)
@@ -630,10 +630,13 @@ class Run:
             self.services.failures.end(self._place)
 
     @property
-    def is_refused_as_repeated(self) -> bool:
-        """True if failures in a row are why it was halted: that is not a further one."""
+    def is_refused(self) -> bool:
+        """True if failures in a row refused it, or its conversation, before its first call."""
         breaches = self.verdict.breaches if self.verdict and self.action in CUT_SHORT else ()
-        return any(breach.limit == REPEATED_FAILURES for breach in breaches)
+        return any(breach.limit == REPEATED_FAILURES for breach in breaches) or any(
+            breach.limit.startswith(CONVERSATION_PREFIX) and not self.part.model_calls
+            for breach in breaches
+        )
 
     def failure(self, reason: str, error: BaseException | None) -> Failure | None:
         """Return how it has failed: by its halt, an exception, or a cap of the framework."""

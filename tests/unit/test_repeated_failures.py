@@ -244,6 +244,16 @@ def test_conversations_have_separate_rows(runs: RunRegistry) -> None:
     assert end(runs, error=error) == 0
 
 
+def test_refusals_of_a_conversation_at_its_cap_do_not_count() -> None:
+    """Once the cap is raised, the user may send the same message again."""
+    stops: list[Stop] = []
+    limits = Limits(max_repeated_failures=1)
+    enable(limits, conversation=Limits(max_turns=1), observers=[only_stops(stops)])
+    agent = make(endless(says("done")))
+    assert [agent("continue").stop_reason for _ in range(3)] == ["end_turn", *["max_turns"] * 2]
+    assert [each.repeated_failures for each in stops] == [0, 0, 0]
+
+
 def test_new_agent_of_strands_is_another_conversation() -> None:
     """It has the messages of another user."""
     enable(Limits(max_repeated_failures=1))
