@@ -26,12 +26,8 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import AdmissionRequest
     from otel_limits.runs.conversations import Conversation
 
-ELSEWHERE: Final = "another process"
-"""In `Conversation.asked_by`, for a question to a person that another process has claimed."""
-
-
 ELSEWHERE: Final = "elsewhere"
-"""Replaces the ID of an invocation of another process whose question is open."""
+"""In `Conversation.asked_by`, for a question to a person that another process has claimed."""
 
 
 class ConversationSync:

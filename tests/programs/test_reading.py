@@ -72,9 +72,7 @@ def extended_package(tmp_path: Path) -> Path:
     ):
         text = (package / file).read_text()
         text = text.replace(before, NEW_SETTING.format(name=name) + before)
-        text = text.replace(
-            "import BOOLEAN, FRACTIONS,", "import BOOLEAN, WHOLE_NUMBER, FRACTIONS,"
-        )
+        text = text.replace("    BOOLEAN,\n", "    BOOLEAN,\n    WHOLE_NUMBER,\n", 1)
         (package / file).write_text(text)
     return tmp_path
 
