@@ -132,7 +132,8 @@ def configurable_of(graph: Any, config: Any) -> dict[str, Any]:
 def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed:
     ours = [each for each in state.interrupts if _is_ours(each.value)]
     resume: Any = UNANSWERED if given is None else given.resume
-    answered = [] if given is None else [each.id for each in state.interrupts]
+    # Pending work begins a new task, but a question of ours that is asked again keeps its own.
+    answered = [each.id for each in (ours if given is None else state.interrupts)]
     is_by_id = isinstance(resume, Mapping) and bool(resume) and all(map(_is_id, resume))
     if not ours:
         return Resumed(_by_id(graph, state, given), (), answered)
