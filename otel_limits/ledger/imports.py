@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.labels import clean
 from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
@@ -63,7 +64,7 @@ from otel_limits.runs.responses import SeenResponses
 from otel_limits.usage.normaliser import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
@@ -102,6 +103,8 @@ class ImportResult:
     """JSON documents that were read, of any signal."""
     unfinished: int = 0
     """Spans without an end, which were left out."""
+    left_out: list[Span] = field(default_factory=list)
+    """Spans with tokens that were not counted."""
     bad: list[str] = field(default_factory=list)
     """Parts that could not be read, and why."""
     large: list[str] = field(default_factory=list)
@@ -124,6 +127,15 @@ class ImportResult:
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} already in the ledger.")
+        if self.left_out:
+            names = sorted({clean(each.name) for each in self.left_out})
+            tokens = sum(each.stated for each in self.left_out)
+            spans = pluralize(len(self.left_out), "span reports", "spans report")
+            parts.append(
+                f"{spans} {pluralize(tokens, 'token')} that are not counted, as nothing in them "
+                f"shows a model call: {', '.join(names[:SHOWN])}"
+                f"{', …' if len(names) > SHOWN else ''}."
+            )
         if self.unfinished:
             spans = pluralize(
                 self.unfinished, "span without an end was", "spans without an end were"
@@ -176,8 +188,20 @@ class Traces:
             self.parents[span.key] = span.parent
             if span.is_boundary:
                 self.boundaries.add(span.key)
-            if span.is_agent or span.call is not None or span.is_tool:
+            if span.is_agent or span.call is not None or span.is_tool or span.stated:
                 self.spans[span.key] = _widened(span, self.spans.get(span.key))
+
+    def left_out(self, counted: Collection[SpanKey]) -> list[Span]:
+        """Return the spans with tokens that are not those of calls that counted, without sums.
+
+        A sum encloses its calls, and other sums.
+        """
+        summed = {key for each in counted for key in self._keys_above(self.spans[each])}
+        stated = {key for key, span in self.spans.items() if span.stated and key not in summed}
+        known = stated.union(counted)
+        return [
+            self.spans[key] for key in stated if known.isdisjoint(self._keys_above(self.spans[key]))
+        ]
 
     def times(self) -> dict[SpanKey, int]:
         """Return start times of invocations and end times of model calls, as in a ledger."""
@@ -382,8 +406,10 @@ def _rows(
             around = [each for each in traces.above(span) if each.is_agent]
             if not around or around[0].key not in recorded:
                 yield TOOL_CALLS, _tool_row(span, around)
+    counted_spans = {key for key in recorded if key in traces.spans}
     # In order, as each portion adds up the invocations of its calls.
     for span, call, around in sorted(traces.calls(), key=_place):
+        counted_spans.add(span.key)
         # A live invocation has counted its calls, including those that its spans show differently.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
@@ -393,6 +419,7 @@ def _rows(
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, call, around, prices)
+    done.left_out = traces.left_out(counted_spans)
 
 
 def _place(shown: tuple[Span, ShownCall, Sequence[Span]]) -> tuple[int, str, int]:

@@ -22,6 +22,7 @@ from otel_limits.otel.kinds import (
     first_text,
     kind_of,
     shown_call,
+    stated_tokens,
 )
 from otel_limits.otel.semconv import OPERATION
 
@@ -88,6 +89,8 @@ class Span:
     """Whether it is a tool call of an agent."""
     call: ShownCall | None
     """The request to a provider that it shows, by any instrumentation."""
+    stated: int
+    """Tokens that it reports although it shows no request, such as the sum of an application."""
 
     @property
     def key(self) -> SpanKey:
@@ -191,6 +194,8 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # By name in any scope: collectors may drop or rename scopes.
     kind = "agent" if name.startswith(AGENT_SPANS) else kind_of(attributes, name)
     is_call = kind in MODEL_CALLS
+    # The sums of the frameworks' own spans are of their calls, or of an agent's whole life.
+    may_state = not is_call and scope not in SCOPES
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
         span_id=_identity(span["spanId"], SPAN_BYTES),
@@ -207,6 +212,7 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
+        stated=stated_tokens(attributes, scope) if may_state else 0,
     )
 
 

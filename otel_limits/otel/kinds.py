@@ -113,7 +113,7 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
     told = (
         name.startswith(semconv.MODEL_CALL_PREFIXES),
         first_text(attributes, MODELS[:4]) is not None,
-        any(map(fields.is_usage, attributes)),
+        has_usage(attributes),
     )
     return "model call" if sum(told) > 1 else "other"
 
@@ -128,9 +128,7 @@ def _operation_of(said: str, kinds: Mapping[str, OperationKind]) -> OperationKin
 
 
 def _unknown_operation(attributes: Mapping[str, Any], *, is_operation: bool) -> OperationKind:
-    has_both = first_text(attributes, MODELS[:4]) is not None and any(
-        map(fields.is_usage, attributes)
-    )
+    has_both = first_text(attributes, MODELS[:4]) is not None and has_usage(attributes)
     return "possible call" if is_operation and has_both else "other"
 
 
@@ -190,6 +188,17 @@ class ShownCall:
     def answered(self) -> bool:
         """Whether it has a part of an answer, so that it is billed even if it failed."""
         return self.answer_estimate > 0
+
+
+def stated_tokens(attributes: Mapping[str, Any], scope: str) -> int:
+    """Return the tokens that a span reports, whatever it is."""
+    # Most spans report none, which their names show faster than their values.
+    return record_of_span(attributes, scope).usage.total if has_usage(attributes) else 0
+
+
+def has_usage(attributes: Mapping[str, Any]) -> bool:
+    """Return whether a span has an attribute about usage."""
+    return any(map(fields.is_usage, attributes))
 
 
 def shown_call(

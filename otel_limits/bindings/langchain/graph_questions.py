@@ -132,7 +132,7 @@ def configurable_of(graph: Any, config: Any) -> dict[str, Any]:
 def _resumed_from(graph: Any, state: StateSnapshot, given: Any) -> Resumed:
     ours = [each for each in state.interrupts if _is_ours(each.value)]
     resume: Any = UNANSWERED if given is None else given.resume
-    # Pending work begins a new task, but a question of ours that is asked again keeps its own.
+    # Pending work begins a new task, but our question, which is asked again, keeps its task.
     answered = [each.id for each in (ours if given is None else state.interrupts)]
     is_by_id = isinstance(resume, Mapping) and bool(resume) and all(map(_is_id, resume))
     if not ours:

@@ -228,3 +228,35 @@ def test_memory_of_large_document_is_said(
     said = capsys.readouterr().out
     assert f"{path}, line 1 (65 MB). With less memory, import the output of: jq -c " in said
     assert len(ledger.calls()) == 1
+
+
+USAGE = {"gen_ai.usage.prompt_tokens": 700, "gen_ai.usage.completion_tokens": 101}
+OTHER = "00000000000000bb"
+LEFT_OUT = "1 span reports 801 tokens that are not counted, as nothing in them shows a model call: "
+
+
+@pytest.mark.parametrize(
+    ("spans", "is_said"),
+    [
+        ([("llm_request", OTHER, None, USAGE)], True),
+        ([("step", OTHER, None, USAGE), ("inner step", "00000000000000cc", OTHER, USAGE)], True),
+        ([("step", OTHER, None, USAGE), ("chat gpt-4o", CALL, OTHER, CALL_ATTRIBUTES)], False),
+        ([("chat gpt-4o", CALL, None, CALL_ATTRIBUTES), ("http", OTHER, CALL, USAGE)], False),
+        ([("GET /", OTHER, None, {"http.response.body.size": 801})], False),
+    ],
+    ids=["a server", "a sum of sums", "a sum of a call", "a part of a call", "no usage"],
+)
+def test_tokens_that_are_not_counted_are_said(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spans: list[tuple[str, str, str | None, dict[str, Any]]],
+    *,
+    is_said: bool,
+) -> None:
+    """An inference server names neither a model nor an operation; sums of known calls are known."""
+    document = {"resourceSpans": [batch(*(otlp_span(*each) for each in spans))]}
+    path = written(tmp_path, f"{json.dumps(WHOLE)}\n{json.dumps(document)}")
+    assert main(["ledger", "import", str(path)]) == 0
+    assert (LEFT_OUT in capsys.readouterr().out) == is_said
+    assert len(ledger.calls()) == 1
