@@ -61,16 +61,24 @@ def bounded(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> Iterato
         alarm.cancel()
 
 
-PORTS = range(12_000, 22_000)
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+PORTS = range(12_000 + WORKER, 22_000, WORKERS)
 """Below those that systems give to connections: that of another test would take one before a server
-listens there."""
+listens there. Each process of tests has its own."""
+
+
+FOUND: Final[set[int]] = set()
+"""Ports that this process has found."""
 
 
 def free_port() -> int:
-    """Find a free port."""
+    """Find a free port, another one each time: a server may not have bound the last one yet."""
     while True:
         # Not of `random`, which Hypothesis seeds alike in every process of tests.
         port = secrets.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if port not in FOUND:
+                FOUND.add(port)
+                return port
