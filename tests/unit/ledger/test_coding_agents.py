@@ -88,7 +88,9 @@ def test_call_in_log_counts_once(
     assert tuple(call[name] for name in NAMES) == right
     assert call["cache_read_tokens"] == 3000
     assert call["cache_write_tokens"] == (400 if said is CLAUDE else 0)
-    assert call["price_pico"] > 0
+    # Per million tokens, 3 / 0.30 / 3.75 / 15 USD for Claude Sonnet 4.5, and 1.25 / 0.125 / 10 USD
+    # for GPT-5.
+    assert call["price_pico"] == (5_430_000_000 if said is CLAUDE else 2_875_000_000)
     assert main(["audit", "verify"]) == 0
 
 
