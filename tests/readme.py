@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import otel_limits
 import otel_limits.frameworks
 import otel_limits.testing
+from otel_limits import docs
 from otel_limits.bindings.gateways import SPENT
 from otel_limits.cli.check import shown
 from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
@@ -26,7 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 README: Final = ROOT / "README.md"
-PAGES: Final = tuple(sorted((ROOT / "otel_limits/docs").glob("*.md")))
+DOCS: Final = ROOT / "otel_limits/docs"
+INDEX: Final = DOCS / "README.md"
+"""The list of all pages, which GitHub shows below the files of their folder."""
+PAGES: Final = tuple(path for path in sorted(DOCS.glob("*.md")) if path != INDEX)
 
 REASON_CAUSES: Final[Mapping[str, str]] = {
     **{
@@ -45,6 +49,15 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = [tuple(titles), *map(tuple, rows)]
     lines.insert(1, ("---",) * len(lines[0]))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def pages_table() -> str:
+    """Format the index of the pages, by group."""
+    return "\n".join(
+        f"**{group.capitalize()}**\n\n{table(('page', 'about'), rows)}"
+        for group, pages in docs.PAGES.items()
+        for rows in [[(f"[{name}]({name}.md)", about) for name, about in pages.items()]]
+    )
 
 
 def settings_table() -> str:
@@ -172,6 +185,7 @@ def binding_part(number: int) -> str:
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    "pages": pages_table,
     "settings": settings_table,
     "reasons": reasons_table,
     "halts": halts_table,
@@ -218,5 +232,5 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
 def write() -> None:
     """Write the tables of all pages."""
     tables = {**TABLES, "vendors": vendors_table, "price-lists": price_lists_table}
-    for page in (README, *PAGES):
+    for page in (README, INDEX, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")

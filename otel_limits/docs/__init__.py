@@ -31,7 +31,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "operations": {
         "production": "Stores, ledgers and scraping for a fleet",
         "failures": "Behavior during errors and outages",
-        "cost": "Overhead in CPU and wall time",
+        "overhead": "Overhead in CPU and wall time",
         "container": "Container images",
         "kubernetes": "Kubernetes",
         "lambda": "AWS Lambda",

@@ -16,7 +16,7 @@ from tests.benchmarks.loops import OTHERS, SERVED, STRANDS, installed
 from tests.benchmarks.rounds import Distance, Round, apart, run_round
 from tests.paths import ROOT
 
-PAGE: Final = ROOT / "otel_limits/docs/cost.md"
+PAGE: Final = ROOT / "otel_limits/docs/overhead.md"
 LAST_MARKER: Final = "<!-- /benchmarks -->"
 
 
@@ -74,7 +74,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few turns and laps: a smoke test")
-    parser.add_argument("--write", action="store_true", help="write the table of docs/cost.md")
+    parser.add_argument("--write", action="store_true", help="write the table of docs/overhead.md")
     parser.add_argument("--rounds", type=int, default=16, help="rounds of fresh processes")
     return parser.parse_args(arguments)
 

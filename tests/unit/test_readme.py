@@ -13,10 +13,11 @@ from otel_limits.docs import page, topics
 from otel_limits.settings.policy.reader import parse
 from tests.paths import ROOT
 from tests.price_list import listed
-from tests.readme import PAGES, README, TABLES, with_tables
+from tests.readme import INDEX, PAGES, README, TABLES, with_tables
 
 EVERY = (
     README,
+    INDEX,
     *PAGES,
     ROOT / "dashboards/README.md",
     *sorted((ROOT / ".github").glob("*.md")),
@@ -53,7 +54,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", [README, *PAGES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [README, INDEX, *PAGES], ids=lambda path: path.stem)
 def test_generated_tables_are_up_to_date(path: Path) -> None:
     """Run `python -m tests.generate tables` when this fails."""
     assert with_tables(read(path)) == read(path)
@@ -62,7 +63,7 @@ def test_generated_tables_are_up_to_date(path: Path) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_each_table_has_one_pair_of_markers(name: str) -> None:
     """Without its markers, a table would silently disappear."""
-    text = "".join(map(read, (README, *PAGES)))
+    text = "".join(map(read, (README, INDEX, *PAGES)))
     assert text.count(f"<!-- {name}: ") == text.count(f"<!-- /{name} -->") == 1
 
 
@@ -74,10 +75,10 @@ def test_link_targets_exist(path: Path) -> None:
         assert not anchor or anchor in anchors(file), f"{file}#{anchor}"
 
 
-def test_readme_links_every_page() -> None:
+def test_readme_and_index_link_every_page() -> None:
     """Readers find a page only through a link."""
-    linked = {file for file, _ in links(README)}
-    assert linked >= {path.resolve() for path in EVERY[1:]}
+    linked = {file for path in (README, INDEX) for file, _ in links(path)}
+    assert linked >= {path.resolve() for path in EVERY}
 
 
 def test_topics_are_all_pages() -> None:
@@ -97,8 +98,10 @@ def test_unknown_topic_is_rejected(topic: str) -> None:
 def test_readme_is_short() -> None:
     """It convinces; the pages explain."""
     text = read(README)
-    assert len(text.splitlines()) <= 134
-    assert len(text.split()) <= 1000
+    assert len(text.split()) <= 750
+    assert len(LINK.findall(text)) <= 40
+    prose = [line for line in without_blocks(README).splitlines() if not line.startswith("!")]
+    assert [line for line in prose if len(line) > 120] == []
 
 
 def test_first_python_example_has_twelve_lines() -> None:
