@@ -14,8 +14,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "launchers": "How each launcher is covered",
     },
     "reference": {
-        "settings": "Environment variables and options",
-        "policy": "The policy file: limits by agent, prices by model, exempt tools",
+        "settings": "Environment variables, options, and the policy file",
         "trees": "One budget for an agent and its sub-agents",
         "quotas": "Limits per time window, shared by a fleet",
         "prices": "Model call costs, and calls without a known price",

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from otel_limits import Event
     from tests.conftest import MakeAgent, Metric
 
-PAGE = ROOT / "otel_limits/docs/policy.md"
+PAGE = ROOT / "otel_limits/docs/settings.md"
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def runaway(make_agent: MakeAgent, **arguments: Any) -> Agent:
 
 def readme_example() -> str:
     """The policy file that its page shows."""
-    block = re.search(r"```yaml\n(defaults:.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    block = re.search(r"```yaml\n(# limits.yaml.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     assert block is not None
     return block[1]
 
