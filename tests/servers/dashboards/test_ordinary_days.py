@@ -109,24 +109,15 @@ def highest(expression: str) -> str:
 LIMITS: Final = ("max_turns", "max_iterations", "loop_detected")
 
 HALTS: Final = OrdinaryDay(
-    ("MaxTurnsStops", "MaxIterationsStops", "LoopDetected", "StopRateHigh"),
+    ("Halted", "HaltedRepeatedly", "StopRateHigh"),
     [
-        stops(lambda minute: 0.9 * traffic(minute), "end_turn", "none"),
-        # At night almost every second one, of two in an hour.
-        stops(
-            lambda minute: (0.9 if at_night(minute) else 0.1) * traffic(minute),
-            "max_duration",
-            "halted",
-        ),
+        stops(traffic, "end_turn", "none"),
         # Those of yesterday, would-be ones, and kills.
         *(stops(lambda _: 0, limit, "halted", before=3) for limit in LIMITS),
         *(stops(lambda minute: 0.1 * traffic(minute), limit, "observed") for limit in LIMITS),
         stops(lambda minute: 5 * (minute == 720), "killed", "killed"),
     ],
-    (
-        highest("job_agent:otel_limits_halts:ratio_increase1h") + " > 0.25",
-        'sum(max_over_time(otel_limits_stops_total{action="halted",reason="max_turns"}[22h])) == 6',
-    ),
+    ('sum(max_over_time(otel_limits_stops_total{action="halted",reason="max_turns"}[22h])) == 6',),
 )
 
 SPEND: Final = OrdinaryDay(

@@ -224,7 +224,7 @@ def test_grafana_alerts_fire_like_prometheus_alerts(played: Scene) -> None:
 
     def agree() -> bool:
         by_rules = firing(ALERTS)
-        names = ("MaxTurnsStops", "LoopDetected", "BudgetNearlyExhausted", "UnpricedTokens")
+        names = ("HaltedRepeatedly", "UnpricedTokens")
         return by_rules.keys() >= {f"OtelLimits{n}" for n in names} and firing(MANAGED) == by_rules
 
     assert until(agree, "both fire alike")
@@ -239,7 +239,8 @@ def test_max_turns_alert_fires(played: Scene) -> None:
             (
                 alert
                 for alert in alerts
-                if alert["labels"]["alertname"] == "OtelLimitsMaxTurnsStops"
+                if alert["labels"]["alertname"] == "OtelLimitsHaltedRepeatedly"
+                and alert["labels"]["reason"] == "max_turns"
                 and alert["state"] == "firing"
             ),
             None,
@@ -249,8 +250,8 @@ def test_max_turns_alert_fires(played: Scene) -> None:
     assert alert["labels"]["agent"] == "research"
     assert alert["labels"]["job"] == "agents"
     assert alert["labels"]["severity"] == "warning"
-    assert "reached max_turns" in alert["annotations"]["description"]
-    assert alert["annotations"]["runbook_url"].endswith("#otellimitsmaxturnsstops")
+    assert "halted by max_turns" in alert["annotations"]["description"]
+    assert alert["annotations"]["runbook_url"].endswith("#otellimitshaltedrepeatedly")
 
 
 def test_exemplar_has_trace_id_of_halt(played: Scene) -> None:

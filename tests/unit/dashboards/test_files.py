@@ -187,7 +187,7 @@ def test_alert_links_to_its_panel(alert: dict[str, Any]) -> None:
     assert (managed["dashboardUid"], managed["panelId"]) == (uid, number)
 
 
-@pytest.mark.parametrize("name", ["MaxTurnsStops", "MaxIterationsStops", "LoopDetected"])
+@pytest.mark.parametrize("name", ["Halted", "HaltedRepeatedly"])
 def test_alert_on_halts_links_to_exemplars(name: str) -> None:
     """The trace shows the steps of the agent."""
     (alert,) = (each for each in ALERTS if each["alert"] == f"OtelLimits{name}")
@@ -273,7 +273,7 @@ def test_export_sets_the_runbook_url(tmp_path: Path) -> None:
 
     for name in exported_files.YAML:
         text = (tmp_path / name).read_text(encoding="utf-8")
-        assert f"{runbook}#otellimitsmaxturnsstops" in text
+        assert f"{runbook}#otellimitshalted" in text
         assert exported_files.RUNBOOK not in text
 
 
