@@ -450,7 +450,7 @@ class InvocationInProgress(Admission):
                 continue
             shown = None
             if run.loops is not None or run.services.keeps_fingerprints:
-                call = self._finished(tool)
+                call = self._finished(identity, tool)
                 calls.append(call)
                 identities.append(identity)
                 shown = fingerprint(call.request, call.result)
@@ -490,17 +490,19 @@ class InvocationInProgress(Admission):
         if tool.status != "success":  # only calls that ran use a limit on tool calls
             self.run.tools.release(tool.name)
 
-    def _finished(self, tool: RequestedTool) -> Call:
-        failed = None  # neither a failure nor a success
-        if not tool.is_rejected:
-            failed = self.run.policy.is_failure(tool.name, tool.status, tool.result)
+    def _finished(self, identity: str, tool: RequestedTool) -> Call:
+        failed, result = None, tool.result  # neither a failure nor a success
+        if tool.is_rejected:
+            result = result.replace(identity, "")  # which LangChain's text for the model contains
+        else:
+            failed = self.run.policy.is_failure(tool.name, tool.status, result)
         return Call(
             tool=tool.name,
             request=fingerprint(tool.name, tool.arguments),
-            result=fingerprint(tool.status, tool.result),
-            news=fingerprint(tool.status, without_moving_parts(tool.result)),
+            result=fingerprint(tool.status, result),
+            news=fingerprint(tool.status, without_moving_parts(result)),
             failed=failed,
-            error=first_line(tool.result) if failed else "",
+            error=first_line(result) if failed else "",
             exempt=self.run.policy.exempts(tool.name),
         )
 

@@ -1,4 +1,4 @@
-"""Behavior in each framework: one table of rows and frameworks, with the known failures."""
+"""Behavior in each framework: one table of rows and frameworks."""
 
 from __future__ import annotations
 
@@ -28,23 +28,6 @@ OWN_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {"langchain": rows_of_langcha
 """By column, the rows that it alone has."""
 
 
-# --- the known failures ---------------------------------------------------------------------------
-
-NO_LOOP: Final = "calls: 11 instead of 5; reason: None instead of 'loop_detected'"
-
-KNOWN_FAILURES: Final = (
-    ("a tool rejected by a human under max_identical_tool_calls", "langchain", NO_LOOP),
-)
-"""Rows with the columns in which they fail, and how. A cell that passes, or fails in another way,
-fails its test until its line is changed."""
-
-KNOWN: Final = {
-    (column, row): differences
-    for row, columns, differences in KNOWN_FAILURES
-    for column in columns.split()
-}
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 
@@ -63,29 +46,24 @@ def source_of(column: str) -> str:
     return "hooks" if column == HOOKS else "spans"
 
 
-def check(column: str, name: str, row: Row, request: pytest.FixtureRequest) -> None:
-    """Check a cell, or how it fails if that is known."""
+def check(column: str, row: Row, request: pytest.FixtureRequest) -> None:
+    """Check a cell."""
     if column == HOOKS:
         request.getfixturevalue("hooks_only")
-    if (column, name) not in KNOWN:
-        row(COLUMNS[column])
-        return
-    with pytest.raises(AssertionError) as found:
-        row(COLUMNS[column])
-    assert str(found.value) == KNOWN[column, name]
+    row(COLUMNS[column])
 
 
 @pytest.mark.parametrize(("column", "name"), CELLS)
 def test_behavior(column: str, name: str, request: pytest.FixtureRequest) -> None:
     """Frameworks differ, and what limits do to their agents does not."""
-    check(column, name, rows_of(column)[name], request)
+    check(column, rows_of(column)[name], request)
 
 
 @pytest.mark.usefixtures("faulty")
 @pytest.mark.parametrize(("column", "name"), FAULT_CELLS)
 def test_fault_is_not_felt(column: str, name: str, request: pytest.FixtureRequest) -> None:
     """An agent works and is halted whatever fails in otel-limits."""
-    check(column, name, FAULT_ROWS[name], request)
+    check(column, FAULT_ROWS[name], request)
 
 
 @pytest.mark.usefixtures("faulty")
@@ -107,8 +85,3 @@ def test_fault_in_a_shared_function_is_not_felt(
     for column, functions in chosen.items():
         monkeypatch.setattr(strands_tracer, "_tracer_instance", tracers[source_of(column)])
         assert (column, faults_in(COLUMNS[column], functions)) == (column, {})
-
-
-def test_known_failures_are_cells() -> None:
-    """A line without its cell would be forgotten."""
-    assert KNOWN.keys() <= {*CELLS, *FAULT_CELLS}
