@@ -171,21 +171,23 @@ class RunRegistry(Services):
             task.begin_with(given)
         if more is not None:
             task.extend(more.limits)
+        invocation = Invocation(
+            agent=agent,
+            id=identity,
+            root_id=parent.invocation.root_id if parent else identity,
+            parent_id=parent.invocation.id if parent else None,
+            trace_id=f"{trace_id:032x}" if trace_id else None,
+            span_id=f"{span_id:016x}" if span_id else None,
+            sampled=sampled,
+            task_id=task.id,
+            conversation=_conversation(parent, agent, conversation),
+        )
+        trees = self._trees(parent, agent, policy, task, before, conversation)
         run = Run(
             self,
-            Invocation(
-                agent=agent,
-                id=identity,
-                root_id=parent.invocation.root_id if parent else identity,
-                parent_id=parent.invocation.id if parent else None,
-                trace_id=f"{trace_id:032x}" if trace_id else None,
-                span_id=f"{span_id:016x}" if span_id else None,
-                sampled=sampled,
-                task_id=task.id,
-                conversation=_conversation(parent, agent, conversation),
-            ),
+            invocation,
             task,
-            self._trees(parent, agent, policy, task, before, conversation),
+            trees,
             parent,
             spans=self.spans,
             forget=self.forget,
@@ -194,19 +196,22 @@ class RunRegistry(Services):
         )
         if more is not None:
             run.extend_conversation(more.conversation)
-        _, run.task_scope = current_scope()
-        if span_id and not unsampled:
-            self.spans.begin(span_id, run)
         # Only now: after an error above, nothing would end an active invocation.
-        with self.lock:
-            for budget in run.budgets.all:
-                budget.members += 1
-            self._live[run.invocation.id] = run
-        # Outside the lock, because it calls observers.
+        self._register(run, 0 if unsampled else span_id)
         self._publish_start(run, model, session_id, attributes or {}, note)
         if answers and before is None:
             self._report_unknown(run, policy)
         return run
+
+    def _register(self, run: Run, span_id: int) -> None:
+        """Add an invocation to the active ones."""
+        _, run.task_scope = current_scope()
+        if span_id:
+            self.spans.begin(span_id, run)
+        with self.lock:
+            for budget in run.budgets.all:
+                budget.members += 1
+            self._live[run.invocation.id] = run
 
     def group(
         self, name: str, policy: Policy, answers: Iterable[str] = (), conversation: str = ""

@@ -41,6 +41,8 @@ from otel_limits.settings.settings_reader import PRESET, Reading, read_settings
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Unpack
 
     from otel_limits.core.events import Observer
@@ -101,11 +103,7 @@ def enable(  # noqa: PLR0913  each is a part of the policy
         ConfigurationError: A variable or an argument is invalid; nothing was changed. It is a
             `ValueError`.
     """
-    unknown = next((name for name in caps if name not in LIMITS), None)
-    if unknown is not None:
-        near = closest_match(unknown, (*LIMITS, *ARGUMENTS))
-        hint = f". Did you mean {near}?" if near else ""
-        raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
+    _require_known(caps)
     reading = read_settings()
     policy_file = PolicyFile(reading.settings.policy_path)
     mistakes = [*reading.mistakes, *policy_file.mistakes]
@@ -132,16 +130,29 @@ def enable(  # noqa: PLR0913  each is a part of the policy
     RUNTIME.report_broken(installed.broken)
     _warn(reading)
     _warn_without_framework()
-    if not children or settings.disabled:
-        CHILD_ENVIRONMENT.restore()
-        return
-    obstacle = obstacle_of_children()
-    if obstacle is None:
-        if has_fork_server() and not CHILD_ENVIRONMENT.is_written:
-            logger.warning(LATE_FOR_FORK_SERVER)
-        CHILD_ENVIRONMENT.write(own, len(observers), known_entry_points().text)
+    if children and not settings.disabled:
+        _limit_children(own, len(observers))
     else:
+        CHILD_ENVIRONMENT.restore()
+
+
+def _require_known(caps: Iterable[str]) -> None:
+    """Check the names of caps, with the message of Python."""
+    unknown = next((name for name in caps if name not in LIMITS), None)
+    if unknown is not None:
+        near = closest_match(unknown, (*LIMITS, *ARGUMENTS))
+        hint = f". Did you mean {near}?" if near else ""
+        raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
+
+
+def _limit_children(own: Overrides, observers: int) -> None:
+    """Let child processes inherit the arguments, or report why they cannot."""
+    if (obstacle := obstacle_of_children()) is not None:
         _warn_about_children(obstacle)
+        return
+    if has_fork_server() and not CHILD_ENVIRONMENT.is_written:
+        logger.warning(LATE_FOR_FORK_SERVER)
+    CHILD_ENVIRONMENT.write(own, observers, known_entry_points().text)
 
 
 @functools.lru_cache(maxsize=1)

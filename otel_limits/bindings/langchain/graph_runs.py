@@ -227,24 +227,18 @@ class GraphCall:
         config = merge_configs(graph.config, config)
         self.stream = stream
         self._graph, self._config = graph, config
-        configurable = config.get("configurable") or {}
-        attributes = {
-            **{key: value for key, value in configurable.items() if not key.startswith("__")},
-            **(config.get("metadata") or {}),
-        }
-        thread = configurable.get("thread_id")
         within = configurable_of(graph, config)
         parent = _graph_around() if TASK in within else None
-        questions: Sequence[LimitQuestion] = () if resume is None else resume.questions
-        answers: Sequence[str] = () if resume is None else resume.answers
-        if parent is not None:
-            questions, answers = parent.questions, parent.answers
+        answered = resume if parent is None else parent
+        questions: Sequence[LimitQuestion] = () if answered is None else answered.questions
+        answers: Sequence[str] = () if answered is None else answered.answers
+        thread = (config.get("configurable") or {}).get("thread_id")
         self._place = place_of(name, within)
         more, declined = _answered(name, within, questions)
         self.invocation = GraphInvocation.start(
             host,
             name,
-            attributes=attributes,
+            attributes=_attributes_of(config),
             session_id=None if thread is None else str(thread),
             conversation=own_conversation_of(within),
             answers=[self._place + each for each in answers],
@@ -546,6 +540,13 @@ def _graph_around() -> GraphInvocation | None:
     around = current_scope()[0]
     invocation = around.state if isinstance(around, Run) else None
     return invocation if isinstance(invocation, GraphInvocation) else None
+
+
+def _attributes_of(config: Any) -> dict[str, Any]:
+    """Return the attributes of a call for quotas and the audit."""
+    configurable = config.get("configurable") or {}
+    own = {key: value for key, value in configurable.items() if not key.startswith("__")}
+    return {**own, **(config.get("metadata") or {})}
 
 
 def _without_ids(given: Any) -> Any:
