@@ -60,15 +60,15 @@ class CandidateCap:
 
     limit: str
     cap: int
-    place: int
+    position: int
     """Index of its total in `replay`."""
 
 
 def tried_caps(caps: Mapping[str, Any]) -> list[CandidateCap]:
     """List the given caps, in order of precedence."""
     return [
-        CandidateCap(name, int(caps[name] * limit.scale), place)
-        for place, (name, limit) in enumerate(LIMITS.items())
+        CandidateCap(name, int(caps[name] * limit.scale), position)
+        for position, (name, limit) in enumerate(LIMITS.items())
         if caps[name] is not None
     ]
 
@@ -246,7 +246,7 @@ def first_reached(tried: Sequence[CandidateCap], used: Sequence[int]) -> str | N
     """Return the limit that is reached first, if any."""
     # A loop is twice as fast as a generator, and this runs for each call of a ledger.
     for each in tried:
-        if used[each.place] >= each.cap:
+        if used[each.position] >= each.cap:
             return each.limit
     return None
 

@@ -100,9 +100,9 @@ class Counters:
         self._targets: dict[str, ScrapeTarget] = {}
         for labels, samples in self._samples(SIGN_OF_LIFE):
             self._target(labels).scrapes.extend(at for at, _ in samples)
-        jobs = (json.loads(place).get("job", "") for place in self._targets)
+        jobs = (json.loads(target).get("job", "") for target in self._targets)
         for labels, samples in self._samples(_of_jobs(BEGINNINGS, jobs)):
-            target = self._targets.get(_place(labels))
+            target = self._targets.get(_target_key(labels))
             if target is not None:
                 # Several processes behind one address, e.g. workers, have one start each.
                 target.starts = sorted({*target.starts, *(value for _, value in samples)})
@@ -205,7 +205,7 @@ class Counters:
             begin = upto
 
     def _target(self, labels: Mapping[str, str]) -> ScrapeTarget:
-        return self._targets.setdefault(_place(labels), ScrapeTarget())
+        return self._targets.setdefault(_target_key(labels), ScrapeTarget())
 
 
 def counters_of(url: str, authorization: str | None) -> Ask:
@@ -232,7 +232,7 @@ OWN_LABELS: Final = frozenset(
 """Labels of the metrics themselves; the others identify the process."""
 
 
-def _place(labels: Mapping[str, str]) -> str:
+def _target_key(labels: Mapping[str, str]) -> str:
     chosen = {name: value for name, value in labels.items() if name not in OWN_LABELS}
     return json.dumps(chosen, sort_keys=True)
 

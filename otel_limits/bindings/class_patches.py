@@ -15,9 +15,9 @@ class Patches:
         """Create an empty set of patches."""
         self._originals: dict[tuple[Any, str], tuple[Any, Any]] = {}
 
-    def __contains__(self, place: tuple[Any, str]) -> bool:
+    def __contains__(self, attribute: tuple[Any, str]) -> bool:
         """Return whether an attribute of a class is patched."""
-        return place in self._originals
+        return attribute in self._originals
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> None:
         """Wrap a method that a class itself defines.

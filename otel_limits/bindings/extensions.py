@@ -21,7 +21,7 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.policy import Overrides, Verdict
 from otel_limits.core.stop_json import breach_from_json
-from otel_limits.core.texts import place_of, question_for_end_user, usage_of
+from otel_limits.core.texts import origin_of, question_for_end_user, usage_of
 from otel_limits.core.values import MappingKind
 from otel_limits.core.wording import closest_match, shortest
 
@@ -65,9 +65,9 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         AGAIN: verdict.asks_again,
         "question": question_for_end_user(verdict),
         "sentence": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
-        f"{place_of(breach)} {understood}Answer yes to allow {shortest(breach.cap)} more, a number "
-        f"to allow that many, {{'extend': {{{breach.limit!r}: N}}}} for this and other limits, or "
-        f"no to stop. Invocation ID: {invocation.id}.",
+        f"{origin_of(breach)} {understood}Answer yes to allow {shortest(breach.cap)} more, a "
+        f"number to allow that many, {{'extend': {{{breach.limit!r}: N}}}} for this and other "
+        f"limits, or no to stop. Invocation ID: {invocation.id}.",
     }
 
 

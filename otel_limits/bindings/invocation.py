@@ -209,7 +209,7 @@ class InvocationInProgress(Admission):
         except Exception:  # an internal error: else it would stay active forever
             run.finish("aborted")
             raise
-        LIVE[id(own)] = own
+        IN_PROGRESS[id(own)] = own
         own.request_pending()
         run.state, run.cancel = own, own.cancel
         run.time_limit.start()
@@ -555,9 +555,9 @@ class InvocationInProgress(Admission):
             reason: The framework's stop reason.
             error: The exception that it has ended with.
         """
-        if id(self) not in LIVE:  # ended by `disable()`, for example
+        if id(self) not in IN_PROGRESS:  # ended by `disable()`, for example
             return
-        LIVE.pop(id(self), None)
+        IN_PROGRESS.pop(id(self), None)
         if reason == "interrupt":
             self._leave_waiting()
         if self.interrupts:
@@ -569,7 +569,7 @@ class InvocationInProgress(Admission):
     @classmethod
     def abort_all(cls) -> None:
         """End the invocations of one framework when otel-limits is disabled."""
-        inner_first = list(LIVE.values())[::-1]
+        inner_first = list(IN_PROGRESS.values())[::-1]
         for each in (each for each in inner_first if isinstance(each, cls)):
             each.run.released = True
             each.finish("aborted")
@@ -612,7 +612,7 @@ def _keys_of(asked: object) -> list[str]:
 
 P = TypeVar("P", bound=InvocationInProgress)
 
-LIVE: Final[dict[int, InvocationInProgress]] = {}
+IN_PROGRESS: Final[dict[int, InvocationInProgress]] = {}
 """Invocations in progress, to end them when otel-limits is disabled.
 
 By identity: a binding may forget `eq=False`, and then its class has no hash."""
@@ -631,7 +631,7 @@ def invocation_of_task(kind: type[P]) -> P | None:
     return None if scope is not None and scope.owner is run else invocation
 
 
-def scope_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
+def requester_of_task(kind: type[P]) -> tuple[P | None, Run | None]:
     """Return the invocation whose turn a request of the current code is, and that it belongs to.
 
     The first is `None` if it is a side call, e.g. of a tool; both are if nothing is limited there.

@@ -25,7 +25,7 @@ from otel_limits.bindings.admission import (
 from otel_limits.bindings.blocking import wait_for
 from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.gateways import chain_of
-from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, scope_of_task
+from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, requester_of_task
 from otel_limits.bindings.own_spans import write_call_span
 from otel_limits.bindings.owned_streams import OwnedStream, owned
 from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
@@ -348,7 +348,7 @@ class ModelCallInProgress(ABC):
             kind: The binding's class of invocations, whose loop makes such requests.
             state: Further fields of the binding's own class.
         """
-        invocation, run = scope_of_task(kind)
+        invocation, run = requester_of_task(kind)
         if run is None:
             return None
         request = cls(run, invocation, [], outer=enclosing_request(run), **state)

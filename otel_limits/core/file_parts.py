@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.values import Kind
 
-Path: TypeAlias = tuple[int | str, ...]
+KeyPath: TypeAlias = tuple[int | str, ...]
 """Keys and indexes that lead to a value."""
 
 
@@ -75,8 +75,8 @@ def optional(text: str, **more: Any) -> Any:
 
 
 def mistakes_in(
-    value: object, model: type[Part], shown: Callable[[Path], str]
-) -> Iterator[tuple[Path, str]]:
+    value: object, model: type[Part], shown: Callable[[KeyPath], str]
+) -> Iterator[tuple[KeyPath, str]]:
     """Yield the path of each mistake, and a sentence with the key, the problem and the fix.
 
     Args:
@@ -92,10 +92,10 @@ def mistakes_in(
             # A name that is invalid itself.
             if path[-1:] == ("[key]",) and path[-2:-1] == (error["input"],):
                 path = path[:-1]
-            yield path, _sentence(error, *_place(path, model), shown(path))
+            yield path, _sentence(error, *_part_at(path, model), shown(path))
 
 
-def _place(path: Path, model: type[Part]) -> tuple[str, type[Part]]:
+def _part_at(path: KeyPath, model: type[Part]) -> tuple[str, type[Part]]:
     """Return a key as in messages, and the innermost part that contains it."""
     key, part = "", model
     here: Any = model

@@ -55,7 +55,7 @@ class ErrorReporter:
         """Report that limits were not enforced on a call, because of an error of `component`."""
         with contextlib.suppress(Exception):  # as above
             self.publish_lapse(
-                f"{component} failed with {_kind_and_place(error)}, so a call was not limited. "
+                f"{component} failed with {_kind_and_line(error)}, so a call was not limited. "
                 "Correct the binding, or upgrade otel-limits."
             )
 
@@ -81,23 +81,23 @@ class ErrorReporter:
         logger.error(
             "otel-limits: %s; the agent continues. Further errors are counted in "
             "otel_limits_internal_errors_total and logged at most once a minute.",
-            sentence or f"{component} failed with {_kind_and_place(error)} and was skipped",
+            sentence or f"{component} failed with {_kind_and_line(error)} and was skipped",
             # Log the traceback at DEBUG only: in the application's log it looks like a crash of its
             # agent.
             exc_info=error if logger.isEnabledFor(logging.DEBUG) else None,
         )
 
 
-def _kind_and_place(error: BaseException) -> str:
+def _kind_and_line(error: BaseException) -> str:
     """Return the class of an error and where it was raised, without its text: it may be secret."""
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    if place is None:
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    if traceback is None:
         return type(error).__name__
-    code = place.tb_frame.f_code
+    code = traceback.tb_frame.f_code
     file = code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return f"{type(error).__name__} in {code.co_name} ({file}:{place.tb_lineno})"
+    return f"{type(error).__name__} in {code.co_name} ({file}:{traceback.tb_lineno})"
 
 
 INTERNAL_ERRORS = ErrorReporter()

@@ -98,9 +98,9 @@ class LabelLimiter:
         self._admitted: dict[tuple[str, ...], str] = {}
         self._kept = 0
 
-    def __call__(self, value: str, *scope: str) -> str:
-        """Return the label value to use for a value; values are counted together with `scope`."""
-        key = (value, *scope)
+    def __call__(self, value: str, *group: str) -> str:
+        """Return the label value to use for a value; values are counted together with `group`."""
+        key = (value, *group)
         known = self._admitted.get(key)
         if known is not None:
             return known

@@ -32,7 +32,7 @@ def file_name(path: str) -> str:
     return path.replace("\\", "/").rpartition("/")[2]
 
 
-def _place(path: str, line: int) -> str:
+def _location(path: str, line: int) -> str:
     # ipykernel generates a file name for each cell: ipykernel_4711/1490997570.py.
     folders = path.replace("\\", "/").split("/")[:-1]
     if folders and folders[-1].startswith("ipykernel_"):
@@ -49,6 +49,6 @@ def caller_location(entry_point: str) -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module.partition(".")[0] != PACKAGE:
-            return f"{_place(frame.f_code.co_filename, frame.f_lineno)} ({entry_point})"
+            return f"{_location(frame.f_code.co_filename, frame.f_lineno)} ({entry_point})"
         frame = frame.f_back
     return entry_point

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 NO_PREMIUM: Final = Decimal(1)
 
 
-def place_of(
+def region_of(
     model: str,
     addresses: Iterable[str] = (),
     *,
     set_as: Iterable[str] = (),
     of_client: Iterable[str] = (),
 ) -> str | None:
-    """Return the place where a call is processed; `None` if it is global or nothing shows it.
+    """Return the region where a call is processed; `None` if it is global or nothing shows it.
 
     Args:
         model: The model ID as sent.
         addresses: URLs or hosts of the endpoint.
-        set_as: Places in the settings of the request.
-        of_client: Places that the client would use by default.
+        set_as: Regions in the settings of the request.
+        of_client: Regions that the client would use by default.
     """
     in_hosts, in_model_ids = _patterns()
     urls = [at if "//" in at else f"//{at}" for at in addresses]
@@ -42,14 +42,14 @@ def place_of(
         *(found[1] for each in in_model_ids if (found := each.search(model))),
         *of_client,
     )
-    place = next(iter(found), area_of(model)) or GLOBAL
-    return None if place == GLOBAL else place
+    region = next(iter(found), area_of(model)) or GLOBAL
+    return None if region == GLOBAL else region
 
 
 @cache
 def _patterns() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
-    """Return the patterns of all vendors by which addresses and model IDs contain a place."""
-    rules = [each.place for each in vendors().values() if each.place is not None]
+    """Return the patterns of all vendors by which addresses and model IDs contain a region."""
+    rules = [each.region for each in vendors().values() if each.region is not None]
     in_hosts = [each for rule in rules for each in rule.hosts]
     return in_hosts, [each for rule in rules for each in rule.model_ids]
 
@@ -69,19 +69,21 @@ def premium(vendor: str, model: str, region: str | None) -> Decimal | None:
         region: The requested region, if any.
     """
     known = vendors().get(vendor)
-    if region is None or known is None or known.place is None:
+    if region is None or known is None or known.region is None:
         return NO_PREMIUM
-    return _first(known.place.premium, model, region)
+    return _first(known.region.premium, model, region)
 
 
 def highest_premium(vendor: str, region: str) -> Decimal | None:
     """Return the upper bound of an unknown `premium`; `None` if there is none."""
     known = vendors().get(vendor)
-    return None if known is None or known.place is None else _first(known.place.dearest, "", region)
+    return (
+        None if known is None or known.region is None else _first(known.region.dearest, "", region)
+    )
 
 
-def _first(premiums: Iterable[Premium], model: str, place: str) -> Decimal | None:
+def _first(premiums: Iterable[Premium], model: str, region: str) -> Decimal | None:
     for each in premiums:
-        if each.models.match(model) and each.places.fullmatch(place):
+        if each.models.match(model) and each.regions.fullmatch(region):
             return each.factor
     return None

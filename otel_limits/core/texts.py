@@ -126,7 +126,7 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
             else f"{who} {done} by {verdict.reason}."
         )
     then = OBSERVED_NEXT if action == "observed" else _next_step(breach)
-    about = [f"{who} {done} by {usage_of(breach)}{place_of(breach)}", verdict.remark, then]
+    about = [f"{who} {done} by {usage_of(breach)}{origin_of(breach)}", verdict.remark, then]
     return " ".join(filter(None, about))
 
 
@@ -149,7 +149,7 @@ def usage_of(breach: Breach) -> str:
     return f"{limit}{tool}: {breach.note or breach.amount}{error}"
 
 
-def place_of(breach: Breach) -> str:
+def origin_of(breach: Breach) -> str:
     """End a sentence, and add where its limit is set, if known."""
     return f". The limit is set in {breach.origin}." if breach.origin else "."
 

@@ -18,7 +18,7 @@ from otel_limits.ledger.schema import (
 )
 from otel_limits.ledger.selection import REASON_COUNTED
 
-LIVE: Final = "live"
+RECORDED_LIVE: Final = "live"
 """Imported calls were counted elsewhere, if at all."""
 
 
@@ -37,7 +37,7 @@ def calls(
         sa.select(*keys, *sums)
         .select_from(MODEL_CALL_TABLE)
         .where(
-            CALLS.source == LIVE,
+            CALLS.source == RECORDED_LIVE,
             CALLS.day.between(since_us // DAY_MICROSECONDS, until_us // DAY_MICROSECONDS),
             CALLS.at_us >= since_us,
             CALLS.at_us < until_us,
@@ -61,7 +61,7 @@ def stops(
         sa.select(*keys, sa.func.count().label("stops"))
         .select_from(INVOCATION_TABLE)
         .where(
-            RUNS.source == LIVE,
+            RUNS.source == RECORDED_LIVE,
             # No process counted their end.
             RUNS.action != LOST,
             RUNS.ended_us >= since_us,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import place_of
+from otel_limits.core.regions import region_of
 from otel_limits.core.terms import STANDARD, PricingTerms
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
@@ -154,7 +154,7 @@ def terms_of(attributes: Mapping[str, Any], answered: str | None) -> PricingTerm
     return PricingTerms(
         vendor=None if address is None else vendor_at(address),
         tier=answered or first_text(attributes, TIERS) or STANDARD,
-        region=place_of(
+        region=region_of(
             model_of(attributes),
             () if address is None else (address,),
             set_as=() if region is None else (region,),

@@ -59,14 +59,14 @@ class LimitsSpanProcessor(SpanProcessor):
         """Count a model call that another instrumentation traced."""
         try:
             # One look-up, as most spans of a process are not tracked.
-            place = self._runs.spans.node(span.context.span_id)
-            if place is not None and place.is_open:
+            node = self._runs.spans.node(span.context.span_id)
+            if node is not None and node.is_open:
                 is_boundary = (
-                    place.is_third_party and self._settle_shown_call(span, place) in BOUNDARIES
+                    node.is_third_party and self._settle_shown_call(span, node) in BOUNDARIES
                 )
                 self._runs.spans.end(span.context.span_id, is_boundary=is_boundary)
-                if place.run.finished:  # whose limits are no longer checked
-                    place.run.calls.unreported.settle()
+                if node.run.finished:  # whose limits are no longer checked
+                    node.run.calls.unreported.settle()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("processor", error)
 
@@ -96,14 +96,14 @@ class LimitsSpanProcessor(SpanProcessor):
         themselves, and it can be a span of the agent around this one.
         """
         parent = span.parent.span_id if span.parent else 0
-        above, scope = self._runs.spans.node(parent), CURRENT.get()
+        above, owner = self._runs.spans.node(parent), CURRENT.get()
         run = None if above is None else above.run
-        if isinstance(scope, Run) and (
+        if isinstance(owner, Run) and (
             run is None
-            or (scope.is_direct and not scope.finished)
-            or enclosing_call_of(scope) is not None
+            or (owner.is_direct and not owner.finished)
+            or enclosing_call_of(owner) is not None
         ):
-            run = scope
+            run = owner
         if run is None or run.released:
             return
         call = enclosing_call_of(run) or (None if above is None else above.call)
@@ -120,7 +120,7 @@ class LimitsSpanProcessor(SpanProcessor):
             is_boundary=kind_of(attributes_of(span), span.name) in BOUNDARIES,
         )
 
-    def _settle_shown_call(self, span: ReadableSpan, place: SpanNode[Run]) -> OperationKind:
+    def _settle_shown_call(self, span: ReadableSpan, node: SpanNode[Run]) -> OperationKind:
         """Settle the model call of a span, once, even if several instrumentations trace it.
 
         A span within the framework's span of a model call is that same call. Among other nested
@@ -128,9 +128,9 @@ class LimitsSpanProcessor(SpanProcessor):
         """
         attributes = attributes_of(span)
         kind = kind_of(attributes, span.name)
-        if kind in MODEL_CALLS and place.call is not None:
-            place.call.is_traced = True
-        if kind not in MODEL_CALLS or place.in_call or place.run.released:
+        if kind in MODEL_CALLS and node.call is not None:
+            node.call.is_traced = True
+        if kind not in MODEL_CALLS or node.in_call or node.run.released:
             return kind
         scope = "" if span.instrumentation_scope is None else span.instrumentation_scope.name
         events = ((event.name, event.attributes or {}) for event in span.events)
@@ -138,19 +138,19 @@ class LimitsSpanProcessor(SpanProcessor):
         tokens, response, span_id = shown.tokens, shown.response_id, span.context.span_id
         if tokens and not self._runs.spans.claim_call(span_id, response, scope, tokens):
             return kind
-        if (tracked := place.call) is not None:
+        if (tracked := node.call) is not None:
             # It is counted elsewhere, and only completed here if its provider reported no usage.
             if tokens and tracked.is_side and tracked.record.sure == "missing":
                 tracked.record = shown.record
                 tracked.span_id = tracked.span_id or format_span_id(span_id)
         elif tokens:
-            place.run.calls.settle(_call_of(shown, span), shown.record)
+            node.run.calls.settle(_call_of(shown, span), shown.record)
         else:
             call = _call_of(shown, span)
-            place.unreported = UnreportedCall(
-                call, shown.record, place, scope, response, shown.failed
+            node.unreported = UnreportedCall(
+                call, shown.record, node, scope, response, shown.failed
             )
-            place.run.calls.unreported.add(place.unreported)
+            node.run.calls.unreported.add(node.unreported)
         return kind
 
 

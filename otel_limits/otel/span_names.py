@@ -16,15 +16,15 @@ class SpanNames:
     """Its instrumentation scope."""
     agent: str
     """Prefix of the name of an invocation's span."""
-    session: str | None = None
-    """Prefix of the name of a realtime session's span, if there are sessions."""
+    realtime: str | None = None
+    """Prefix of the name of the span of a realtime agent, if there are any."""
     cycle: str | None = None
     """Name of the span of one loop cycle: a model call and the tools it requested."""
 
     @property
     def invocations(self) -> tuple[str, ...]:
         """Prefixes of the names of all spans that are a whole invocation."""
-        return (self.agent,) if self.session is None else (self.agent, self.session)
+        return (self.agent,) if self.realtime is None else (self.agent, self.realtime)
 
 
 OWN_SPANS: Final = SpanNames(scope="otel_limits", agent="invoke_agent")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, TypeAlias, get_args
 
 from pydantic import ConfigDict, WithJsonSchema
 
-from otel_limits.core.file_parts import Of, Part, Path, mistakes_in, optional
+from otel_limits.core.file_parts import KeyPath, Of, Part, mistakes_in, optional
 from otel_limits.core.policy import ACTIONS
 from otel_limits.core.values import (
     DURATION,
@@ -53,7 +53,7 @@ from otel_limits.quotas.windows import (
 # Used in Redis keys and Prometheus labels: no characters that need escaping.
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9_.\-]{0,63}")
 
-Refuse = Callable[[Path, str], None]
+Refuse = Callable[[KeyPath, str], None]
 """Called with the path of an invalid value within the section, and a message."""
 
 
@@ -384,7 +384,9 @@ def parts_in(unit: Unit, amount: Any) -> int:
     return parts_of_usd(amount) if unit == "usd" else int(amount)
 
 
-def read_quotas(section: object, refuse: Refuse, shown: Callable[[Path], str]) -> dict[str, Quota]:
+def read_quotas(
+    section: object, refuse: Refuse, shown: Callable[[KeyPath], str]
+) -> dict[str, Quota]:
     """Return every valid quota of the section.
 
     Args:
@@ -408,7 +410,9 @@ def read_quotas(section: object, refuse: Refuse, shown: Callable[[Path], str]) -
     return quotas
 
 
-def _mistakes(name: str, entry: object, shown: Callable[[Path], str]) -> Iterator[tuple[Path, str]]:
+def _mistakes(
+    name: str, entry: object, shown: Callable[[KeyPath], str]
+) -> Iterator[tuple[KeyPath, str]]:
     """Yield what is wrong with an entry, each with its path in it."""
     if not NAME.fullmatch(name):
         yield (), " must have a name of up to 64 lower case letters, digits, '.', '-', '_'."

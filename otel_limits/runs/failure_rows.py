@@ -79,30 +79,30 @@ class FailureRows:
         """Return the number of rows."""
         return len(self._rows)
 
-    def find(self, place: str) -> FailureRow | None:
+    def find(self, owner: str) -> FailureRow | None:
         """Return the last failures of a conversation.
 
         Args:
-            place: The conversation, and the agent.
+            owner: The conversation, and the agent.
         """
-        row = self._rows.get(place)  # nearly always none
+        row = self._rows.get(owner)  # nearly always none
         return None if row is None or self._now() - row.at > MAX_SECONDS else row
 
-    def add(self, place: str, given: str, failure: Failure) -> int:
+    def add(self, owner: str, given: str, failure: Failure) -> int:
         """Add a failure with an input, by its hash; return how many there are in a row."""
         with self._lock:
-            row, now = self.find(place), self._now()
+            row, now = self.find(owner), self._now()
             if row is None or (row.given, row.failure.key) != (given, failure.key):
                 row = FailureRow(given, failure, 0, now)
-            self._rows[place] = replace(row, failure=failure, count=row.count + 1, at=now)
-            self._rows.move_to_end(place)
+            self._rows[owner] = replace(row, failure=failure, count=row.count + 1, at=now)
+            self._rows.move_to_end(owner)
             while self._is_over_capacity(now):
                 self._rows.popitem(last=False)
             return row.count + 1
 
-    def end(self, place: str) -> None:
+    def end(self, owner: str) -> None:
         """End the row of a conversation, in which an invocation has succeeded."""
-        self._rows.pop(place, None)
+        self._rows.pop(owner, None)
 
     def clear(self) -> None:
         """Forget every row."""

@@ -21,21 +21,23 @@ class SeenResponses:
         self._shown: dict[str, set[tuple[str, int]]] = {}
         self._number = 0
 
-    def has(self, response_id: str, scope: str, tokens: int) -> bool:
+    def has(self, response_id: str, instrumentation: str, tokens: int) -> bool:
         """Return whether another span has shown a response.
 
         Args:
             response_id: Its ID, as sent by the vendor.
-            scope: The instrumentation that shows it.
+            instrumentation: The instrumentation scope of the span that shows it.
             tokens: Its input and output tokens.
         """
         shown = self._shown.get(response_id)
         if shown is None:
             return False
-        return any(tokens == each for _, each in shown) or all(scope != each for each, _ in shown)
+        return any(tokens == each for _, each in shown) or all(
+            instrumentation != each for each, _ in shown
+        )
 
-    def add(self, response_id: str, scope: str, tokens: int) -> None:
+    def add(self, response_id: str, instrumentation: str, tokens: int) -> None:
         """Add a response that a span has shown."""
         if self._number < MOST:
             self._number += 1
-            self._shown.setdefault(response_id, set()).add((scope, tokens))
+            self._shown.setdefault(response_id, set()).add((instrumentation, tokens))

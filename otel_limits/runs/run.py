@@ -598,7 +598,7 @@ class Run:
     # --- failures in a row ------------------------------------------------------------------------
 
     @property
-    def _place(self) -> str:
+    def _failure_owner(self) -> str:
         # A conversation includes the agents that another one calls in it.
         return f"{self.invocation.conversation} {self.invocation.agent}"
 
@@ -606,7 +606,7 @@ class Run:
     def _find_failures(self) -> None:
         """Note the failures in a row before it that began with its input."""
         self.tally.repeated_failures = 0
-        row = self.services.failures.find(self._place)
+        row = self.services.failures.find(self._failure_owner)
         if row is not None and row.given == self.task.input_hash():
             self.tally.repeated_failures, self.last_failure = row.count, row.failure.text
 
@@ -627,7 +627,7 @@ class Run:
         if failure is not None and (given := self.task.input_hash()):
             self._add_failure(given, failure)
         elif failure is None and reason not in UNDECIDED:
-            self.services.failures.end(self._place)
+            self.services.failures.end(self._failure_owner)
 
     @property
     def is_refused(self) -> bool:
@@ -648,7 +648,7 @@ class Run:
         return failure_of_reason(reason) if is_failure else None
 
     def _add_failure(self, given: str, failure: Failure) -> None:
-        count = self.services.failures.add(self._place, given, failure)
+        count = self.services.failures.add(self._failure_owner, given, failure)
         self.repeated_failures = count
         if count == REPORTED_FAILURES and self.policy.limits.max_repeated_failures is None:
             self.services.observers.publish(

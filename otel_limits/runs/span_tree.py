@@ -111,8 +111,8 @@ class UnreportedCall:
     call: InFlightCall
     record: UsageRecord
     node: SpanNode[Any]
-    scope: str
-    """The instrumentation that made the span."""
+    instrumentation: str
+    """The instrumentation scope of the span."""
     response_id: str | None
     failed: bool
     """True if the span reports that the call failed."""

@@ -88,7 +88,9 @@ class Spans(Generic[RunT]):
             else:
                 spans.open.add(span_id)
 
-    def claim_call(self, span_id: int, response_id: str | None, scope: str, tokens: int) -> bool:
+    def claim_call(
+        self, span_id: int, response_id: str | None, instrumentation: str, tokens: int
+    ) -> bool:
         """Mark the model call that a span shows as counted; False if it was counted already.
 
         It was if a span within or around this one, or another span of the same response, was
@@ -98,7 +100,7 @@ class Spans(Generic[RunT]):
             node = self._nodes[span_id]
             is_counted = any(each.is_counted for each in node.enclosing_spans())
             if response_id is not None:
-                response = (response_id, scope, tokens)
+                response = (response_id, instrumentation, tokens)
                 is_counted |= node.spans.responses.has(*response)
                 node.spans.responses.add(*response)
             is_counted_within = node.has_counted or self._is_counted_within(node)
@@ -219,7 +221,7 @@ class Spans(Generic[RunT]):
             return True
         if unreported.response_id is None:
             return False
-        response = (unreported.response_id, unreported.scope, 0)
+        response = (unreported.response_id, unreported.instrumentation, 0)
         if shown.has(*response) or node.spans.responses.has(*response):
             return True
         # Not added to the counted ones: a span that reports the tokens later still counts.

@@ -100,7 +100,7 @@ class Fields:
     def __init__(self, raw: object, *, is_span: bool = False) -> None:
         """Read a dictionary, an object of a client library, or the attributes of a span."""
         self._found: dict[str, dict[int, dict[int, str]]] = {}
-        """Readable counts with their names, by kind and place."""
+        """Readable counts with their names, by kind and rank."""
         self._named: set[str] = set()
         """Kinds with a value, readable or not."""
         self._unclear: list[tuple[str, Meaning, int]] = []
@@ -130,14 +130,12 @@ class Fields:
                 if each is not None
             ]
 
-        self._is_named = any(
-            place < LOOSE for kind in WHOLES for place in self._found.get(kind, ())
-        )
+        self._is_named = any(rank < LOOSE for kind in WHOLES for rank in self._found.get(kind, ()))
         """True if the input, the output or the total is in a usage of a known name."""
         # Those of other usages and of the span are then of something else.
         for kind in WHOLES if self._is_named else ():
-            places = self._found.get(kind, {})
-            self._found[kind] = {place: places[place] for place in places if place < LOOSE}
+            ranks = self._found.get(kind, {})
+            self._found[kind] = {rank: ranks[rank] for rank in ranks if rank < LOOSE}
 
     def _note(self, name: str, meaning: Meaning, value: object) -> None:
         kind = meaning.kind
@@ -152,21 +150,21 @@ class Fields:
         self._named.add(kind)
         self.is_reasoning_apart |= meaning.is_apart
         if count is not None:
-            self._found.setdefault(kind, {}).setdefault(meaning.place, {})[count] = name
+            self._found.setdefault(kind, {}).setdefault(meaning.rank, {})[count] = name
 
     def is_named(self, kind: str) -> bool:
         """Return whether there is a value under any of its names, readable or not."""
         return kind in self._named
 
     def counts(self, kind: str) -> dict[int, str]:
-        """Return its different counts with their names, those of the first place that has any.
+        """Return its different counts with their names, those of the first rank that has any.
 
         A 0 next to another count is one that was not reported.
         """
-        places = self._found.get(kind)
-        if not places:
+        ranks = self._found.get(kind)
+        if not ranks:
             return {}
-        known = places[min(places)]
+        known = ranks[min(ranks)]
         return {count: known[count] for count in known if count} or known
 
     def count(self, kind: str) -> int | None:
@@ -175,8 +173,8 @@ class Fields:
 
     def detail(self, kind: str) -> int | None:
         """Return the count of the same name within the details."""
-        places = self._found.get(kind, {})
-        known = places.get(DETAIL) or places.get(LOOSE + DETAIL)
+        ranks = self._found.get(kind, {})
+        known = ranks.get(DETAIL) or ranks.get(LOOSE + DETAIL)
         return max(known, default=None) if known else None
 
     def doubts(self, explained: Iterable[str]) -> list[Doubt]:
@@ -187,7 +185,7 @@ class Fields:
         """
         found = []
         for name, meaning, count in self._unclear:
-            if self._is_named and meaning.place >= LOOSE:
+            if self._is_named and meaning.rank >= LOOSE:
                 continue
             # An unknown word in the name of a part that is known.
             same = self._found if meaning.kind == PART else [meaning.kind]
@@ -233,10 +231,10 @@ def _in_usage(name: str) -> str | None:
     said = [" ".join(words_of(part)) for part in parts]
     if "request" in said or not lexicon().innocent.isdisjoint(words_of(name)):
         return None
-    place = next((place for place, part in enumerate(said) if part in USAGES), None)
-    if place is None:
+    start = next((start for start, part in enumerate(said) if part in USAGES), None)
+    if start is None:
         return _outside(parts[-1], said)
-    return UNNAMED + ".".join(parts[place:])
+    return UNNAMED + ".".join(parts[start:])
 
 
 def _outside(name: str, said: Sequence[str]) -> str | None:
@@ -252,7 +250,7 @@ def _meaning(path: str) -> Meaning | None:
         return None
     found = meaning_of(path)
     is_loose = path[:1] in (OUTSIDE, UNNAMED)
-    return found._replace(place=LOOSE + found.place) if found and is_loose else found
+    return found._replace(rank=LOOSE + found.rank) if found and is_loose else found
 
 
 def _parsed(text: str) -> object:

@@ -60,8 +60,8 @@ class Meaning(NamedTuple):
     """One of the kinds above."""
     side: str = ""
     """`input` or `output`; empty if the name does not say."""
-    place: int = 1
-    """Its place in `PRECEDENCE`."""
+    rank: int = 1
+    """Its rank in `PRECEDENCE`."""
     is_apart: bool = False
     """True for an output that excludes reasoning, and for reasoning that is not part of it."""
     is_certain: bool = True
@@ -88,7 +88,7 @@ def lexicon() -> Lexicon:
     words = {word: says for says, held in known["words"].items() for word in held}
     apart = {name for each in vendors().values() for name in each.apart} | set(known["apart"])
     exceptions = {
-        " ".join(words_of(name)): Meaning(kind, place=0 if name.startswith("billed") else 1)
+        " ".join(words_of(name)): Meaning(kind, rank=0 if name.startswith("billed") else 1)
         for kind, names in known["exceptions"].items()
         for name in names
     }

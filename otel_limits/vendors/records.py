@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.images import IMAGE_RULES
-from otel_limits.vendors.vendor import MediaRule, PlaceRule, Premium, UsageRule, Vendor
+from otel_limits.vendors.vendor import MediaRule, Premium, RegionRule, UsageRule, Vendor
 
 VENDORS: Final = (
     "anthropic", "google", "aws", "sagemaker", "openai", "azure", "local", "ollama-cloud",
@@ -96,8 +96,8 @@ def _media_rule(known: Mapping[str, Any]) -> MediaRule:
     return MediaRule(**{**known, "image": image, "models": models})
 
 
-def _place(known: Mapping[str, Any]) -> PlaceRule:
-    return PlaceRule(
+def _region(known: Mapping[str, Any]) -> RegionRule:
+    return RegionRule(
         premium=tuple(map(_premium, known["premium"])),
         dearest=tuple(map(_premium, known["dearest"])),
         hosts=tuple(
@@ -108,8 +108,11 @@ def _place(known: Mapping[str, Any]) -> PlaceRule:
 
 
 def _premium(known: Mapping[str, Any]) -> Premium:
-    models, places = re.compile(known.get("models", "")), re.compile(known.get("places", "(?s:.*)"))
-    return Premium(models=models, places=places, factor=Decimal(str(known["factor"])))
+    models, regions = (
+        re.compile(known.get("models", "")),
+        re.compile(known.get("regions", "(?s:.*)")),
+    )
+    return Premium(models=models, regions=regions, factor=Decimal(str(known["factor"])))
 
 
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
@@ -121,7 +124,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,
     "token_tools": frozenset,
-    "place": _place,
+    "region": _region,
     "audio_as_text": bool,
     "is_gateway": bool,
     "is_listed": bool,

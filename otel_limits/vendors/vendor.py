@@ -72,23 +72,23 @@ class Premium:
 
     models: re.Pattern[str]
     """The models, by the beginning of their ID on the list."""
-    places: re.Pattern[str]
-    """The places, by their whole name."""
+    regions: re.Pattern[str]
+    """The regions, by their whole name."""
     factor: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlaceRule:
+class RegionRule:
     """Where a call is processed, and how that affects its price."""
 
     premium: tuple[Premium, ...]
-    """The first that fits a model and a place is the factor. If none fits, it is unknown."""
+    """The first that fits a model and a region is the factor. If none fits, it is unknown."""
     dearest: tuple[Premium, ...]
-    """The first that fits a place is the highest factor known of any model there."""
+    """The first that fits a region is the highest factor known of any model there."""
     hosts: tuple[re.Pattern[str], ...] = ()
-    """Addresses that contain a place."""
+    """Addresses that contain a region."""
     model_ids: tuple[re.Pattern[str], ...] = ()
-    """Model IDs that contain a place."""
+    """Model IDs that contain a region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class Vendor:
     """Tokens of a PDF page that is read as text only."""
     token_tools: frozenset[str] = frozenset()
     """Tools that run at the vendor and cost only tokens, by type without date."""
-    place: PlaceRule | None = None
+    region: RegionRule | None = None
     audio_as_text: bool = False
     """True if audio costs the same as text unless the list says otherwise."""
     is_gateway: bool = False

@@ -26,7 +26,7 @@ from otel_limits.core import catalogue, pricing
 from otel_limits.core.catalogue import as_listed, current_list, is_of_family
 from otel_limits.core.listings import canonical, listing_of
 from otel_limits.core.pricing import Prices
-from otel_limits.core.regions import place_of
+from otel_limits.core.regions import region_of
 from otel_limits.core.terms import BillableCall
 from otel_limits.core.usage import Usage
 from otel_limits.vendors.records import vendors
@@ -77,7 +77,7 @@ def compared() -> Iterator[tuple[str, str, dict[int, Decimal], bool]]:
     for model, (vendor, amounts, is_deprecated) in second_list()["models"].items():
         ratios = {}
         for number, (usage, amount) in enumerate(zip(USAGES, amounts, strict=True), start=1):
-            call = BillableCall(model=model, provider=vendor, usage=usage, region=place_of(model))
+            call = BillableCall(model=model, provider=vendor, usage=usage, region=region_of(model))
             ours = prices.quote(call, NOON).price
             if ours is not None and amount is not None:
                 ratios[number] = ours / Decimal(amount)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tests.conftest import Metric
 
 NO_RESPONSES = (
-    "sends no responses, only their parts. In this session quotas are checked at its start and "
+    "sends no responses, only their parts. In this invocation quotas are checked at its start and "
     "charged at its end."
 )
 
@@ -447,7 +447,7 @@ def test_cap_that_cannot_hold_is_named(
         (RealtimeModel(usage=False, bounded=False, most=3), NO_RESPONSES),
         (
             RealtimeModel(usage=False, most=3),
-            "reports no usage. In this session quotas count estimates of texts, without audio.",
+            "reports no usage. In this invocation quotas count estimates of texts, without audio.",
         ),
         (RealtimeModel(most=3), ""),
     ],
@@ -498,8 +498,8 @@ def test_cap_that_cannot_hold_is_named_before_a_response(
         return at_start
 
     usage, turns = [each for each in asyncio.run(start()) if "realtime" in each]
-    assert "In this session tree_max_token_budget" in usage
-    assert "In this session max_turns" in turns
+    assert "In this invocation tree_max_token_budget" in usage
+    assert "In this invocation max_turns" in turns
 
 
 def test_caps_that_hold_are_not_warned_of(warnings_logged: Callable[[], list[str]]) -> None:

@@ -16,7 +16,7 @@ from otel_limits.bindings.request_settings import setting_names
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.pricing import Prices
-from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.regions import highest_premium, premium, region_of
 from otel_limits.core.terms import billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
@@ -77,10 +77,12 @@ def test_each_file_has_the_types_of_a_vendor(name: str) -> None:
         assert (type(media.page), type(media.is_default)) == (int, bool)
         assert media.audio > 0
     for premium_of in (
-        () if vendor.place is None else (*vendor.place.premium, *vendor.place.dearest)
+        () if vendor.region is None else (*vendor.region.premium, *vendor.region.dearest)
     ):
         assert 1 <= premium_of.factor < 2
-    for pattern in () if vendor.place is None else (*vendor.place.hosts, *vendor.place.model_ids):
+    for pattern in (
+        () if vendor.region is None else (*vendor.region.hosts, *vendor.region.model_ids)
+    ):
         assert pattern.groups == 1
 
 
@@ -194,7 +196,7 @@ def test_own_server_at_a_cloud_has_no_vendor(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "place"),
+    ("host", "region"),
     [
         ("vpce-0a1b-2c3d.bedrock-runtime.eu-west-1.vpce.amazonaws.com", "eu-west-1"),
         ("bedrock-runtime.eusc-de-east-1.amazonaws.eu", "eusc-de-east-1"),
@@ -202,15 +204,15 @@ def test_own_server_at_a_cloud_has_no_vendor(address: str) -> None:
         ("us-east5-aiplatform-mine.p.googleapis.com", "us-east5"),
     ],
 )
-def test_place_is_read_from_each_host_of_a_vendor(host: str, place: str) -> None:
-    """A host without its place would be priced as the place on the list."""
-    assert place_of("m", [host]) == place
+def test_region_is_read_from_each_host_of_a_vendor(host: str, region: str) -> None:
+    """A host without its region would be priced as the region on the list."""
+    assert region_of("m", [host]) == region
 
 
 @pytest.mark.parametrize(
-    "place", ["eusc-de-east-1", "us-gov-west-1", "cn-north-1", "us-iso-east-1"]
+    "region", ["eusc-de-east-1", "us-gov-west-1", "cn-north-1", "us-iso-east-1"]
 )
-def test_price_in_another_partition_is_unknown(place: str) -> None:
+def test_price_in_another_partition_is_unknown(region: str) -> None:
     """The lists contain no prices of sovereign clouds, and nothing bounds them."""
     model = "global.anthropic.claude-sonnet-4-5-20250929-v1:0"
-    assert (premium("aws", model, place), highest_premium("aws", place)) == (None, None)
+    assert (premium("aws", model, region), highest_premium("aws", region)) == (None, None)

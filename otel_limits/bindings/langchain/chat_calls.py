@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.runnables.config import ensure_config
 
-from otel_limits.bindings.invocation import scope_of_task
+from otel_limits.bindings.invocation import requester_of_task
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
     call_to,
@@ -123,7 +123,7 @@ def _read(
         return None
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
-    invocation, run = scope_of_task(GraphInvocation)
+    invocation, run = requester_of_task(GraphInvocation)
     if run is None:
         return None
     if is_own and UNREAD.get() is model:
@@ -290,7 +290,7 @@ class ChatRequest(ModelCallInProgress):
     def note_failure(self, error: BaseException) -> None:  # noqa: ARG002  of every request
         """Note the node of the call, and the usage of an answer that was broken off."""
         if self.invocation is not None:
-            self.invocation.place = _place() or {}
+            self.invocation.call_metadata = _metadata() or {}
         if self.chunks and not self.answers:
             self.note_end_of_parts()
             self.answers.clear()  # it does not count as a turn
@@ -345,7 +345,7 @@ class ChatRequest(ModelCallInProgress):
         invocation = self.invocation
         assert invocation is not None  # side calls are never halted
         invocation.wrapping, invocation.lacks_form = None, self.formats
-        raise invocation.refuse(verdict, _place() or {}) from cause
+        raise invocation.refuse(verdict, _metadata() or {}) from cause
 
 
 async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
@@ -356,6 +356,6 @@ async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
 
 
 @suppress_errors("binding")
-def _place() -> Mapping[str, Any]:
+def _metadata() -> Mapping[str, Any]:
     """Return the metadata of the current call: its node, among others."""
     return ensure_config().get("metadata") or {}

@@ -18,7 +18,7 @@ from otel_limits.bindings.request_settings import (
 )
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import place_of
+from otel_limits.core.regions import region_of
 from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
 from otel_limits.vendors.vendor import HIDDEN_REGION
 
@@ -99,7 +99,7 @@ def _request(model: Any, messages: Sequence[Any], options: Mapping[str, Any]) ->
         provider=provider,
         own_class=None if is_known(kind) else kind.__qualname__,
         vendor=next(filter(None, map(vendor_at, addresses)), None),
-        region=place_of(
+        region=region_of(
             name,
             addresses,
             set_as=[each.value for each in settings if _is_region(each)],

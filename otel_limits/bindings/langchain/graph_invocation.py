@@ -77,7 +77,7 @@ class GraphInvocation(InvocationInProgress):
     """True once the model was asked to give its answer another form."""
     lacks_form: bool = field(default=False, kw_only=True)
     """True if the refused model call would only have given the answer another form."""
-    place: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    call_metadata: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
     """Metadata of the model call that was refused or failed: its node, among others."""
     is_refused: bool = field(default=False, kw_only=True)
     """True once a model call was refused, even if a node has handled that."""
@@ -105,9 +105,9 @@ class GraphInvocation(InvocationInProgress):
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def refuse(self, verdict: Verdict, place: Mapping[str, Any]) -> GraphHaltedError:
+    def refuse(self, verdict: Verdict, metadata: Mapping[str, Any]) -> GraphHaltedError:
         """Return the exception that ends the graph before a model call."""
-        self.verdict, self.place, self.is_refused = verdict, place, True
+        self.verdict, self.call_metadata, self.is_refused = verdict, metadata, True
         error = GraphHaltedError("halted by otel-limits")
         error.invocation = self
         return error

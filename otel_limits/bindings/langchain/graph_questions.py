@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 NAME: Final = "otel_limits"
 """Value of `name` in our questions."""
 
-PLACE: Final = "langgraph_checkpoint_ns"
+NAMESPACE: Final = "langgraph_checkpoint_ns"
 """Key of a configuration's metadata with the task of a graph that it is for."""
 
 INTERRUPT_ID: Final = re.compile(r"[0-9a-f]{32}")
@@ -229,4 +229,4 @@ def _interruption(invocation: GraphInvocation, task: str) -> GraphInterrupt | No
 
 
 def _task() -> str:
-    return str((ensure_config().get("metadata") or {}).get(PLACE, ""))
+    return str((ensure_config().get("metadata") or {}).get(NAMESPACE, ""))

@@ -233,7 +233,7 @@ class GraphCall:
         questions: Sequence[LimitQuestion] = () if answered is None else answered.questions
         answers: Sequence[str] = () if answered is None else answered.answers
         thread = (config.get("configurable") or {}).get("thread_id")
-        self._place = place_of(name, within)
+        self._interrupt_prefix = interrupt_prefix(name, within)
         more, declined = _answered(name, within, questions)
         self.invocation = GraphInvocation.start(
             host,
@@ -241,7 +241,7 @@ class GraphCall:
             attributes=_attributes_of(config),
             session_id=None if thread is None else str(thread),
             conversation=own_conversation_of(within),
-            answers=[self._place + each for each in answers],
+            answers=[self._interrupt_prefix + each for each in answers],
             more=more,
             given=_without_ids(given),
             note=UNNAMED if name == DEFAULT_NAME else "",
@@ -413,8 +413,8 @@ class GraphCall:
         if self._run.raised:
             return []
         is_streamed = self.invocation.answer is not None or self._is_late
-        messages, place = self._last or self._unseen, self.invocation.place
-        return list(self.stream.of_halt(messages, place, is_streamed=is_streamed))
+        messages, metadata = self._last or self._unseen, self.invocation.call_metadata
+        return list(self.stream.of_halt(messages, metadata, is_streamed=is_streamed))
 
     def last_chunks(self) -> list[Any]:
         """Return the halt as the reader of the stream asked for it."""
@@ -444,7 +444,7 @@ class GraphCall:
 
     @property
     def _halted_node(self) -> str | None:
-        return self.invocation.place.get("langgraph_node")
+        return self.invocation.call_metadata.get("langgraph_node")
 
     @suppress_errors("binding")
     def _fail(self, error: BaseException) -> None:
@@ -463,7 +463,7 @@ class GraphCall:
 
     def finish(self) -> None:
         """End the invocation, however the graph ended."""
-        interrupts = [self._place + each for each in self.stream.interrupts]
+        interrupts = [self._interrupt_prefix + each for each in self.stream.interrupts]
         self.invocation.interrupts = interrupts
         self.invocation.finish(self._reason, self._failure)
         self.invocation.waiting |= dict.fromkeys(interrupts, self._run.task)
@@ -560,8 +560,8 @@ def _without_ids(given: Any) -> Any:
     return {**given, "messages": messages}
 
 
-def place_of(agent: str, configurable: Mapping[str, Any]) -> str:
-    """Return the place of a graph's interrupts, a prefix of their keys.
+def interrupt_prefix(agent: str, configurable: Mapping[str, Any]) -> str:
+    """Return the prefix of the keys of a graph's interrupts.
 
     A graph and those within it share an interrupt, and each has its own task.
     """

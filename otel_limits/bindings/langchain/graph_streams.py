@@ -209,20 +209,20 @@ class GraphStream:
         return dataclasses.replace(self.values, **changed)
 
     def of_halt(
-        self, messages: Sequence[Any], place: Mapping[str, Any], *, is_streamed: bool
+        self, messages: Sequence[Any], metadata: Mapping[str, Any], *, is_streamed: bool
     ) -> Iterator[Any]:
         """Yield the messages of a halt in each mode that the reader asked for.
 
         Args:
             messages: The messages that the halt adds to the state.
-            place: Metadata of the model call that was refused.
+            metadata: Metadata of the model call that was refused.
             is_streamed: The reader got the text in parts, and now gets the mark.
         """
         payloads: dict[str, list[Any]] = {}
         if messages:
-            node = place.get("langgraph_node", "otel_limits")
+            node = metadata.get("langgraph_node", "otel_limits")
             shown = [_mark_of(each) for each in messages] if is_streamed else messages
-            payloads["messages"] = [(each, {**place}) for each in shown]
+            payloads["messages"] = [(each, {**metadata}) for each in shown]
             payloads["updates"] = [{node: {"messages": [*messages]}}]
             payloads["values"] = [self.values_with(messages)]
         elif self.has_more:

@@ -56,15 +56,15 @@ def obstacle_to_last_answer(invocation: GraphInvocation, options: Mapping[str, A
 def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> str:
     graph, run = invocation.graph, invocation.run
     node = _node_of_call()
-    place = f"the call in node {node!r}" if node else "the call"
+    described = f"the call in node {node!r}" if node else "the call"
     is_agent = is_own_loop(graph, node)
     answers_for_tree = run.invocation.agent != DEFAULT_NAME and run.answers_for_tree
     if not (run.is_outermost_loop or answers_for_tree):
         return f"{run.invocation.agent!r} is a part of another graph or agent"
     if not any(options.get(each) for each in TOOLS):
-        return f"{place} offers no tools, so it belongs to no loop of tools"
+        return f"{described} offers no tools, so it belongs to no loop of tools"
     if options.get(WITH_SCHEMA) or (not is_agent and _is_bound(options)):
-        return f"{place} must return more than text"
+        return f"{described} must return more than text"
     if is_agent or _can_end_at(graph, node):
         return ""
     if not node:  # called without the node's context, e.g. in a thread

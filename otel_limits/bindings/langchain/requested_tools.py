@@ -12,7 +12,6 @@ from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
 from otel_limits.bindings.langchain.halt_marks import mark_inner
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
-from otel_limits.runs.current import current_scope
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,16 +26,11 @@ def _begun(tool: Any, asked: Any, *_: Any, **options: Any) -> RunningGraphTool |
     Only a call that a model has requested has an ID.
     """
     identity = options.get("tool_call_id")
-    run, scope = current_scope()
-    invocation = getattr(run, "state", None)
-    if identity is None or not isinstance(invocation, GraphInvocation) or invocation.run.finished:
+    if identity is None:
         return None
-    if scope is not None and scope.owner is run:  # a tool that runs another one itself
-        return None
-    requested = invocation.tools.get(identity)
-    if requested is None:  # requested by a response of an earlier invocation of this thread
-        requested = invocation.resume_tool(identity, tool.name, asked)
-    return RunningGraphTool(invocation, requested, identity, tool)
+    return RunningGraphTool.start(
+        GraphInvocation, identity, tool.name, asked, tool=tool, call_id=identity
+    )
 
 
 track_run = follow_tool(_begun)
@@ -49,12 +43,11 @@ class RunningGraphTool(ToolCallInProgress):
     """One call of a tool of LangChain."""
 
     def __init__(
-        self, invocation: GraphInvocation, requested: RequestedTool, identity: str, tool: Any
+        self, invocation: GraphInvocation, requested: RequestedTool, *, call_id: str, tool: Any
     ) -> None:
         """Begin the call."""
         super().__init__(invocation, requested, is_answer=tool.return_direct)
-        self._identity = identity
-        self._name = tool.name
+        self._identity, self._name = call_id, tool.name
 
     def refused(self, note: str) -> ToolMessage:
         """Return the message of a call that must not run."""

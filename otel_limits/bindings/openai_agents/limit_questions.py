@@ -21,7 +21,7 @@ from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, activ
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.core.texts import place_of, question_for_end_user, usage_of
+from otel_limits.core.texts import origin_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.model_requests import RequestArguments
@@ -117,7 +117,7 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
         **question(verdict, origin),
         "question": question_for_end_user(verdict, "Approve to continue, or reject to stop."),
         "sentence": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
-        f"{place_of(breach)} Approve to continue with the same limits again, or reject to stop. "
+        f"{origin_of(breach)} Approve to continue with the same limits again, or reject to stop. "
         f"Invocation ID: {origin.id}.",
     }
     return ResponseFunctionToolCall(

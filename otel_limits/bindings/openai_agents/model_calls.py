@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agents import ModelBehaviorError
 
-from otel_limits.bindings.invocation import scope_of_task
+from otel_limits.bindings.invocation import requester_of_task
 from otel_limits.bindings.model_call import (
     IDS,
     ModelCallInProgress,
@@ -61,7 +61,7 @@ ITEM_DONE: Final = "response.output_item.done"
 
 def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     """Describe a model call; `None` if it belongs to no run."""
-    invocation, run = scope_of_task(AgentInvocation)
+    invocation, run = requester_of_task(AgentInvocation)
     if run is None:
         return None
     if invocation is not None:

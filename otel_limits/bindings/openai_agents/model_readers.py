@@ -12,7 +12,7 @@ from otel_limits.bindings.openai_agents.private_sdk_names import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import place_of
+from otel_limits.core.regions import region_of
 from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
@@ -164,7 +164,7 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
             provider=provider,
             own_class=None if _known_provider(model) else type(model).__qualname__,
             vendor=next(filter(None, map(vendor_at, addresses)), None),
-            region=place_of(name, addresses, set_as=[], of_client=[]),
+            region=region_of(name, addresses, set_as=[], of_client=[]),
             settings=tuple(settings_in(asked)),
         ).terms
     except Exception as error:  # noqa: BLE001  a model may be anything

@@ -24,13 +24,13 @@ GO_ON: Final = frozenset(("tool_use", "cancelled"))
 the text of a cancelled call."""
 
 
-def halt_message(live: StrandsInvocation, verdict: Verdict) -> Message:
+def halt_message(invocation: StrandsInvocation, verdict: Verdict) -> Message:
     """Return the assistant message that ends a halted conversation."""
-    return {"role": "assistant", "content": [{"text": live.text_of(verdict)}]}
+    return {"role": "assistant", "content": [{"text": invocation.text_of(verdict)}]}
 
 
 def finish_with_answer(
-    answer: ModelStopReason, live: StrandsInvocation, verdict: Verdict
+    answer: ModelStopReason, invocation: StrandsInvocation, verdict: Verdict
 ) -> ModelStopReason:
     """End the loop with a last answer, for the reason of the halt.
 
@@ -43,9 +43,9 @@ def finish_with_answer(
         return answer
     # A tool use here is incomplete and would never get a result.
     content = [block for block in answer.message["content"] if "toolUse" not in block]
-    message: Any = halt_message(live, verdict)
+    message: Any = halt_message(invocation, verdict)
     if any(map(_has_content, content)):
-        content = [*content, {"text": "\n" + live.text_of(verdict)}]
+        content = [*content, {"text": "\n" + invocation.text_of(verdict)}]
         message = {**answer.message, "content": content}
     return ModelStopReason(cast("Any", verdict.reason), message, answer.usage, answer.metrics)
 
@@ -59,7 +59,7 @@ class TextDelta(TypedEvent):
 
 
 async def ending_as_last(
-    events: AsyncGenerator[Any, None], live: StrandsInvocation
+    events: AsyncGenerator[Any, None], invocation: StrandsInvocation
 ) -> AsyncGenerator[Any, None]:
     """Stream a last answer, with a final block that states that it is partial.
 
@@ -72,7 +72,7 @@ async def ending_as_last(
             chunk = event.get("event")
             streamed = streamed or chunk is not None
             if isinstance(event, ModelStopReason):
-                for each in _end(event, live, ending, streamed=streamed):
+                for each in _end(event, invocation, ending, streamed=streamed):
                     yield each
                 ending = []
             # Held back until the message is known: a block after the end of a message would be a
@@ -86,16 +86,20 @@ async def ending_as_last(
 
 
 def _end(
-    answer: ModelStopReason, live: StrandsInvocation, ending: list[TypedEvent], *, streamed: bool
+    answer: ModelStopReason,
+    invocation: StrandsInvocation,
+    ending: list[TypedEvent],
+    *,
+    streamed: bool,
 ) -> Iterator[TypedEvent]:
     """Yield the end of a stream, with our block added to the last answer."""
     last = answer
     # No longer wrapping: another call has been refused since, and the halt is about that one.
-    if live.wrapping is not None:
-        last = finish_with_answer(answer, live, live.wrapping)
-        if is_ours(last.message, live, live.wrapping):
-            live.wrapping = replace(live.wrapping, remark=EMPTY_REMARK)
-    live.leg.has_streamed_text = last is not answer
+    if invocation.wrapping is not None:
+        last = finish_with_answer(answer, invocation, invocation.wrapping)
+        if is_ours(last.message, invocation, invocation.wrapping):
+            invocation.wrapping = replace(invocation.wrapping, remark=EMPTY_REMARK)
+    invocation.leg.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:
         yield from _block_of(last.message["content"][-1]["text"])
@@ -113,7 +117,7 @@ def _block_of(text: str) -> Iterator[TypedEvent]:
 
 
 def with_text(
-    event: TypedEvent, live: StrandsInvocation, open_parts: tuple[str, ...]
+    event: TypedEvent, invocation: StrandsInvocation, open_parts: tuple[str, ...]
 ) -> list[TypedEvent]:
     """Return an event of a halted leg, after the text of the halt if that belongs there.
 
@@ -122,14 +126,14 @@ def with_text(
 
     Args:
         event: The next event of the leg.
-        live: The halted invocation.
+        invocation: The halted invocation.
         open_parts: The parts of the stream that were not ended.
     """
-    is_message = event.get("message") is live.leg.message
-    if is_message and live.run.raised:
+    is_message = event.get("message") is invocation.leg.message
+    if is_message and invocation.run.raised:
         return []
     if is_message or type(event) is EventLoopStopEvent:
-        return [*(_text_events(live, open_parts, with_message=not is_message) or ()), event]
+        return [*(_text_events(invocation, open_parts, with_message=not is_message) or ()), event]
     return [event]
 
 
@@ -144,19 +148,23 @@ def open_after(chunk: Mapping[str, Any]) -> tuple[str, ...]:
 
 @suppress_errors("binding")
 def _text_events(
-    live: StrandsInvocation, open_parts: tuple[str, ...], *, with_message: bool
+    invocation: StrandsInvocation, open_parts: tuple[str, ...], *, with_message: bool
 ) -> list[TypedEvent]:
     """Return the events of the end user's text, once, within a message that is still open.
 
     Args:
-        live: The halted invocation.
+        invocation: The halted invocation.
         open_parts: The parts of the stream that were not ended.
         with_message: Add the event of the whole message, which Strands does not add itself.
     """
-    if live.leg.has_streamed_text or live.run.raised or live.run.action == "wrapped_up":
+    if (
+        invocation.leg.has_streamed_text
+        or invocation.run.raised
+        or invocation.run.action == "wrapped_up"
+    ):
         return []
-    live.leg.has_streamed_text = True
-    message: Any = live.leg.message
+    invocation.leg.has_streamed_text = True
+    message: Any = invocation.leg.message
     text = message["content"][0]["text"]
     events = []
     if "block" in open_parts:
@@ -181,9 +189,9 @@ def cancelled_answer() -> ModelStopReason:
     )
 
 
-def is_ours(message: Message, live: StrandsInvocation, verdict: Verdict) -> bool:
+def is_ours(message: Message, invocation: StrandsInvocation, verdict: Verdict) -> bool:
     """Return whether a message was written by a halt: its text is the only sign."""
-    return message["content"] == [{"text": live.text_of(verdict)}]
+    return message["content"] == [{"text": invocation.text_of(verdict)}]
 
 
 def _has_content(block: ContentBlock) -> bool:

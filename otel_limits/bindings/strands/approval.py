@@ -114,12 +114,12 @@ def watch_group(group: Any) -> None:
 @suppress_errors("binding")
 def keep_task_of_group(event: AfterMultiAgentInvocationEvent) -> None:
     """Keep the task of a graph or swarm that ends with interrupts."""
-    scope = current()
-    while isinstance(scope, Run):
-        scope = scope.parent
-    if scope is not None:
-        scope.task.handoffs = scope.handoffs.count
-        keep_task(event.source, scope.task)
+    group = current()
+    while isinstance(group, Run):
+        group = group.parent
+    if group is not None:
+        group.task.handoffs = group.handoffs.count
+        keep_task(event.source, group.task)
 
 
 @suppress_errors("binding")

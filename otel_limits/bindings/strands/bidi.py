@@ -1,4 +1,4 @@
-"""Wraps the public methods of realtime agents (`BidiAgent`), to limit their sessions."""
+"""Wraps the public methods of realtime agents (`BidiAgent`), to limit them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def track_start(original: Any) -> Any:
-    """Wrap `start`, after which the session begins, before its first event."""
+    """Wrap `start`, with which the invocation begins, before its first event."""
 
     @functools.wraps(original)
     async def start(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
@@ -33,7 +33,7 @@ def track_start(original: Any) -> Any:
         _begun(agent)
         realtime = realtime_of(agent)
         if realtime is not None:
-            # Nothing was sent yet: a session without quota ends before its first response.
+            # Nothing was sent yet: an agent without quota ends before its first response.
             await realtime.probe_quotas()
 
     return start
@@ -56,7 +56,7 @@ def _begun(agent: BidiAgent) -> None:
 
 
 def track_send(original: Any) -> Any:
-    """Wrap `send`: input for a session that ends would request another response."""
+    """Wrap `send`: input for an agent that ends would request another response."""
 
     @functools.wraps(original)
     async def send(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
@@ -99,7 +99,7 @@ def track_receive(original: Any) -> Any:
 async def _follow(
     realtime: RealtimeInvocation, wait: Wait, events: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
-    """Pass on the events of a session until it ends, or has to."""
+    """Pass on the events of an agent until it ends, or has to."""
     while True:
         realtime.check()
         if realtime.is_due:
@@ -123,7 +123,7 @@ async def _follow(
 
 
 def track_stop(original: Any) -> Any:
-    """Wrap `stop`, with which a session ends."""
+    """Wrap `stop`, with which the invocation ends."""
 
     @functools.wraps(original)
     async def stop(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:

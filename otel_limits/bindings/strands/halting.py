@@ -48,25 +48,29 @@ def end_quietly(span: trace.Span | None) -> None:
 
 
 def apply_halt(
-    agent: Agent, live: StrandsInvocation, message: Message, verdict: Verdict, action: ActionTaken
+    agent: Agent,
+    invocation: StrandsInvocation,
+    message: Message,
+    verdict: Verdict,
+    action: ActionTaken,
 ) -> None:
     """Publish the halt and annotate its message and span."""
     # First, as the stop in the message reads action and verdict from the run.
-    live.run.halt(verdict, action)
-    live.run.note_halt(live.run.sentence, verdict)
-    live.leg.message = message
-    stop = live.run.stop(verdict.reason)
-    synthetic = is_ours(message, live, verdict)
+    invocation.run.halt(verdict, action)
+    invocation.run.note_halt(invocation.run.sentence, verdict)
+    invocation.leg.message = message
+    stop = invocation.run.stop(verdict.reason)
+    synthetic = is_ours(message, invocation, verdict)
     mark(cast("Any", message), stop, synthetic=synthetic)
-    write_halt(agent.trace_span, verdict, live.run, synthetic=synthetic)
+    write_halt(agent.trace_span, verdict, invocation.run, synthetic=synthetic)
 
 
 @suppress_errors("binding")
-def apply_halt_if_due(agent: Agent, live: StrandsInvocation, message: Message) -> None:
+def apply_halt_if_due(agent: Agent, invocation: StrandsInvocation, message: Message) -> None:
     """Apply a pending halt if this is its message and it is not applied yet."""
-    if live.leg.message is not None or live.verdict is None:
+    if invocation.leg.message is not None or invocation.verdict is None:
         return
-    if is_ours(message, live, live.verdict):
-        action = live.verdict.action or live.run.policy.action
+    if is_ours(message, invocation, invocation.verdict):
+        action = invocation.verdict.action or invocation.run.policy.action
         taken: ActionTaken = "raised" if action == "raise" else "halted"
-        apply_halt(agent, live, message, live.verdict, taken)
+        apply_halt(agent, invocation, message, invocation.verdict, taken)

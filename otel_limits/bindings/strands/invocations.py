@@ -102,8 +102,8 @@ class StrandsInvocation(InvocationInProgress):
         agent = self.agent_ref()
         state = STATES.of(agent)
         with state.lock:
-            state.live.append(self)
-            if agent is not None and any(each.waits.is_cut for each in state.live):
+            state.invocations.append(self)
+            if agent is not None and any(each.waits.is_cut for each in state.invocations):
                 agent.cancel_signal.clear()  # of an invocation that is ending and needs it no more
 
     @classmethod
@@ -198,11 +198,15 @@ class StrandsInvocation(InvocationInProgress):
         with state.lock:
             # The first halt wins. The hooks of a leg that has ended may finish; another leg that
             # one of them starts is refused.
-            if self not in state.live or self.leg.ending is not None or self.verdict is not None:
+            if (
+                self not in state.invocations
+                or self.leg.ending is not None
+                or self.verdict is not None
+            ):
                 return
             self.verdict = verdict
             # This also reaches tools, but it ends every invocation of the agent.
-            if len(state.live) == 1:
+            if len(state.invocations) == 1:
                 agent.cancel(message=self.text_of(verdict))
             # Strands checks that between chunks only, and there may be no further chunk.
             self.waits.cut()
@@ -217,8 +221,8 @@ class StrandsInvocation(InvocationInProgress):
         """Remove it: its agent may be called again, and a later `cancel` would hit that call."""
         if (state := STATES.get(self.agent_ref())) is not None:
             with state.lock:
-                if self in state.live:
-                    state.live.remove(self)
+                if self in state.invocations:
+                    state.invocations.remove(self)
         # A thread that outlives it keeps the invocation, but must not keep the agent alive by its
         # hooks.
         self.hooks = None
@@ -234,7 +238,7 @@ class AgentState:
         """Create the state of an idle agent."""
         self.own: Callable[[str], Policy] | None = None
         """Returns its policy by its name, if it has a plugin."""
-        self.live: list[StrandsInvocation] = []
+        self.invocations: list[StrandsInvocation] = []
         """Several if an agent is used re-entrantly."""
         self.realtime: Any = None
         """Its invocation, if it is a realtime agent: a `realtime.RealtimeInvocation`."""
@@ -250,20 +254,20 @@ class AgentState:
 
     def current(self) -> StrandsInvocation | None:
         """Return the invocation of the current task, or else the newest."""
-        several, scope = tuple(self.live), CURRENT.get()
-        while len(several) > 1 and scope is not None:
-            for live in several:
-                if live.run is scope:
-                    return live
-            scope = scope.parent
+        several, owner = tuple(self.invocations), CURRENT.get()
+        while len(several) > 1 and owner is not None:
+            for invocation in several:
+                if invocation.run is owner:
+                    return invocation
+            owner = owner.parent
         return several[-1] if several else None
 
     def abort(self) -> None:
         """End all invocations when otel-limits is disabled."""
         # Each is finished outside the lock, as that calls observers, which are third-party code.
-        for live in self.live[::-1]:
-            live.run.released = True
-            live.finish(live.run.reason or "aborted")
+        for invocation in self.invocations[::-1]:
+            invocation.run.released = True
+            invocation.finish(invocation.run.reason or "aborted")
         if (realtime := self.realtime) is not None:
             self.realtime, realtime.run.released = None, True
             realtime.finish("aborted")
@@ -332,19 +336,19 @@ def _without_ids(given: object) -> object:
     return [(each.get("role"), each.get("content", each)) for each in given]
 
 
-def live_of(agent: object) -> StrandsInvocation | None:
+def invocation_of(agent: object) -> StrandsInvocation | None:
     """Return the current invocation of an agent, if it is tracked."""
     state = STATES.get(agent)
     if state is None:
         return None
-    several = tuple(state.live)  # usually one: every hook asks
+    several = tuple(state.invocations)  # usually one: every hook asks
     return several[0] if len(several) == 1 else state.current()
 
 
 @suppress_errors("binding")
-def is_of_another(agent: Agent, live: StrandsInvocation, message: Message) -> bool:
+def is_of_another(agent: Agent, invocation: StrandsInvocation, message: Message) -> bool:
     """Return whether a message requests tools of another concurrent invocation of the agent."""
-    others = [each for each in STATES.of(agent).live if each is not live]
+    others = [each for each in STATES.of(agent).invocations if each is not invocation]
     return any(each.leg.last_response is message for each in others)
 
 
@@ -356,20 +360,22 @@ def end(
     cancellation: BaseException | None,
 ) -> None:
     """End the current invocation after a result, an exception or a cancellation."""
-    if (live := live_of(agent)) is None:
+    if (invocation := invocation_of(agent)) is None:
         return
-    live.leave()  # first, as observers may even call the agent again
+    invocation.leave()  # first, as observers may even call the agent again
     reason: str = "aborted"
     try:
-        reason = _reason_of(live.run, response, error, cancellation)
-        attach_stop(live.run, response)
+        reason = _reason_of(invocation.run, response, error, cancellation)
+        attach_stop(invocation.run, response)
         interrupts = (response and response.interrupts) or ()
-        live.interrupts = keys_of(agent, [each.id for each in interrupts])
-        parent = None if live.run.parent is None else getattr(live.run.parent, "state", None)
+        invocation.interrupts = keys_of(agent, [each.id for each in interrupts])
+        parent = (
+            None if invocation.run.parent is None else getattr(invocation.run.parent, "state", None)
+        )
         if isinstance(parent, StrandsInvocation):
             parent.leg.inner_stops = stops_of(response)
     finally:
-        live.finish(reason, error)
+        invocation.finish(reason, error)
 
 
 def _reason_of(

@@ -17,7 +17,7 @@ SPANS: Final = SpanNames(
     scope="strands.telemetry.tracer",
     agent="invoke_agent",
     cycle="execute_event_loop_cycle",
-    session="bidi_session",
+    realtime="bidi_session",
 )
 
 

@@ -25,8 +25,8 @@ from otel_limits.bindings.strands.halting import RefusedError, apply_halt_if_due
 from otel_limits.bindings.strands.invocations import (
     STATES,
     StrandsInvocation,
+    invocation_of,
     is_of_another,
-    live_of,
 )
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
@@ -68,12 +68,12 @@ MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, Event
 
 def agent_stage(context: Any, next_fn: Next) -> Events:
     """Track a leg of an invocation in progress. Pass anything else through."""
-    live = live_of(context.agent)
-    if live is None or live.leg.is_followed:
+    invocation = invocation_of(context.agent)
+    if invocation is None or invocation.leg.is_followed:
         return next_fn(context)
     # Deep copies of middleware may have our handlers twice.
     agent = cast("Agent", context.agent)
-    return _follow_leg(agent, live, next_fn, context)
+    return _follow_leg(agent, invocation, next_fn, context)
 
 
 async def _follow_leg(
@@ -100,12 +100,14 @@ async def _follow_leg(
             for each in with_text(event, followed, open_parts) if is_halted else (event,):
                 yield each
     except Exception as error:
-        live = live_of(agent)
-        if live is None or not (_is_refused(live, error) or is_halted_by_vendor(live, error)):
+        invocation = invocation_of(agent)
+        if invocation is None or not (
+            _is_refused(invocation, error) or is_halted_by_vendor(invocation, error)
+        ):
             followed.run.freeze_outcome()  # hooks that still run change nothing
             raise
         halted = True
-        stop = await _answer_for_model(agent, live, context, error)
+        stop = await _answer_for_model(agent, invocation, context, error)
         for each in with_text(stop, followed, open_parts):
             yield each
     finally:
@@ -121,8 +123,8 @@ async def _follow_leg(
 @suppress_errors("binding")
 def _raised(agent: Agent) -> LimitReachedError | None:
     """Return the error that the halt of a leg raises, if any; a hook may have resumed the leg."""
-    live = live_of(agent)
-    run = live and live.run
+    invocation = invocation_of(agent)
+    run = invocation and invocation.run
     if run and run.verdict and (run.raised or refused_to_loop(run) or _fails_node(run)):
         return limit_reached(run.verdict, run.stop(run.verdict.reason))
     return None
@@ -135,78 +137,80 @@ def _fails_node(run: Run) -> bool:
 
 
 @suppress_errors("binding")
-def _is_refused(live: StrandsInvocation, error: Exception) -> bool:
+def _is_refused(invocation: StrandsInvocation, error: Exception) -> bool:
     """Return whether an error is our refusal, possibly wrapped by a middleware."""
     # The last if the loop requested a summary.
     ours = (RefusedError, InvocationEndedError, LimitReachedError)
-    if live.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
+    if invocation.verdict is not None and any(isinstance(each, ours) for each in chain_of(error)):
         return True
-    if (verdict := halt_from_error(live, error)) is None:
+    if (verdict := halt_from_error(invocation, error)) is None:
         return False
-    live.verdict, live.wrapping = verdict, None
+    invocation.verdict, invocation.wrapping = verdict, None
     return True
 
 
 @suppress_errors("binding")
 def _track_progress(agent: Agent, event: object) -> bool:
     """Process a milestone of a leg. Return whether it is the end, by our halt."""
-    live = live_of(agent)
-    if live is None:
+    invocation = invocation_of(agent)
+    if invocation is None:
         return False
     if isinstance(event, EventLoopStopEvent):
-        return bool(_stop(agent, live, event))
+        return bool(_stop(agent, invocation, event))
     if isinstance(event, StructuredOutputEvent):
-        live.leg.has_output = True
+        invocation.leg.has_output = True
         return False
-    if live.leg.has_overflowed:  # a cycle after an overflow without retry is the recovery
-        live.leg.has_overflowed = False
-        live.run.reset_iterations()
-    if live.run.unsampled:
-        live.run.cycle()
+    if invocation.leg.has_overflowed:  # a cycle after an overflow without retry is the recovery
+        invocation.leg.has_overflowed = False
+        invocation.run.reset_iterations()
+    if invocation.run.unsampled:
+        invocation.run.cycle()
     return False
 
 
 @suppress_errors("binding")
-def _stop(agent: Agent, live: StrandsInvocation, event: Any) -> bool:
+def _stop(agent: Agent, invocation: StrandsInvocation, event: Any) -> bool:
     """Note the end of a leg. Return whether it was our halt."""
     reason, message, *_ = event["stop"]
-    apply_halt_if_due(agent, live, message)
-    verdict = live.run.verdict if message is live.leg.message else None
+    apply_halt_if_due(agent, invocation, message)
+    verdict = invocation.run.verdict if message is invocation.leg.message else None
     if verdict is not None:
         reason = verdict.reason
         put_stop(event, reason)
-    live.run.reason, live.leg.ending = reason, event
+    invocation.run.reason, invocation.leg.ending = reason, event
     return verdict is not None
 
 
 async def _answer_for_model(
-    agent: Agent, live: StrandsInvocation, context: Any, error: Exception
+    agent: Agent, invocation: StrandsInvocation, context: Any, error: Exception
 ) -> Any:
     """Answer instead of the model and end the leg.
 
     Args:
         agent: The halted agent.
-        live: Its invocation.
+        invocation: Its invocation.
         context: The context of its stage.
         error: How the leg has ended.
     """
     if isinstance(error, InvocationEndedError):
         # Strands ends its spans for errors only, not for this.
         end_quietly(context.invocation_state.get("event_loop_cycle_span"))
-    assert live.verdict is not None  # set by every refusal
+    assert invocation.verdict is not None  # set by every refusal
     # After a refused call, the last message is the user's, or tool results. With an answer after
     # it, every provider accepts the history when the conversation continues.
-    message = halt_message(live, live.verdict)
-    live.leg.awaits_response = False
+    message = halt_message(invocation, invocation.verdict)
+    invocation.leg.awaits_response = False
     # If the refused call was made by a hook before the tools, they have no results.
-    unanswered = results_for(agent.messages, not_run_note(live.verdict))
-    if unanswered is not None and not is_of_another(agent, live, agent.messages[-1]):
+    unanswered = results_for(agent.messages, not_run_note(invocation.verdict))
+    if unanswered is not None and not is_of_another(agent, invocation, agent.messages[-1]):
         await append_message(agent, unanswered)
     await append_message(agent, message)
     request_state = context.invocation_state.get("request_state", {})
-    stop = EventLoopStopEvent(live.verdict.reason, message, agent.event_loop_metrics, request_state)
-    _stop(agent, live, stop)
-    live.leg.is_refused = True
+    stop = EventLoopStopEvent(
+        invocation.verdict.reason, message, agent.event_loop_metrics, request_state
+    )
+    _stop(agent, invocation, stop)
+    invocation.leg.is_refused = True
     return stop
 
 
@@ -418,18 +422,18 @@ def _requested(context: InvokeModelContext) -> LoopRequest | None:
     Its call is admitted when the response is read, as a middleware may prepare several and read
     none, and counted when it is sent.
     """
-    live = live_of(context.agent)
+    invocation = invocation_of(context.agent)
     # A deep copy of the agent's middleware has this handler twice; only the outer one is active.
-    if live is None or isinstance(enclosing_request(live.run), LoopRequest):
+    if invocation is None or isinstance(enclosing_request(invocation.run), LoopRequest):
         return None
-    live.leg.awaits_response = True
+    invocation.leg.awaits_response = True
     call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall(UNKNOWN)
-    call.forces_output = live.only_forces(context)
+    call.forces_output = invocation.only_forces(context)
     call.is_traced = True  # by Strands
     request = LoopRequest(
-        live.run, live, [call], model=context.model, can_ask=True, context=context
+        invocation.run, invocation, [call], model=context.model, can_ask=True, context=context
     )
     # Without the call: spans of middleware show other calls, such as those of its clients.
     request.within = within = EnclosingCall()
-    within.run, within.model, within.request = live.run, context.model, request
+    within.run, within.model, within.request = invocation.run, context.model, request
     return request

@@ -84,24 +84,24 @@ def _is_interrupted(result: Any) -> bool:
 
 
 @suppress_errors("binding")
-def note_delegation(live: StrandsInvocation, event: AfterToolsEvent) -> None:
+def note_delegation(invocation: StrandsInvocation, event: AfterToolsEvent) -> None:
     """Keep the stops of an agent whose answer becomes that of its caller."""
-    if not event.end_turn or live.leg.batch is None:
+    if not event.end_turn or invocation.leg.batch is None:
         return
     tools = event.agent.tool_registry.registry
-    requested = [tools.get(each["name"]) for each in live.leg.batch.requests]
+    requested = [tools.get(each["name"]) for each in invocation.leg.batch.requests]
     if any(getattr(each, "delegate", False) is True for each in requested):
-        live.leg.delegated = live.leg.inner_stops
+        invocation.leg.delegated = invocation.leg.inner_stops
 
 
 @suppress_errors("binding")
-def put_delegated(live: StrandsInvocation, message: MutableMapping[str, Any]) -> None:
+def put_delegated(invocation: StrandsInvocation, message: MutableMapping[str, Any]) -> None:
     """Write the stops of a delegation into the message with its answer."""
-    stops, live.leg.delegated = live.leg.delegated, ()
+    stops, invocation.leg.delegated = invocation.leg.delegated, ()
     if stops:
         metadata = message.get("metadata", {})
         text = "".join(block.get("text", "") for block in message["content"])
-        halts = live.run.halted.values()
+        halts = invocation.run.halted.values()
         inner: dict[str, Any] = {INNER: [stop_to_json(each) for each in stops]}
         if any(is_text_of_halt(text, child, verdict) for child, verdict in halts):
             inner["synthetic"] = True

@@ -148,8 +148,8 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _is_followed(self, agent: Agent, span: trace.Span) -> bool:
-        live = self._module("invocations").live_of(agent)
-        return live is not None and live.span is span
+        invocation = self._module("invocations").invocation_of(agent)
+        return invocation is not None and invocation.span is span
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
@@ -195,9 +195,9 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _ending(self, agent: Agent, response: Any) -> None:
-        if (live := self._module("invocations").live_of(agent)) is not None:
+        if (invocation := self._module("invocations").invocation_of(agent)) is not None:
             is_interrupted = bool(getattr(response, "interrupts", None))
-            write_end(agent.trace_span, live.run, is_interrupted=is_interrupted)
+            write_end(agent.trace_span, invocation.run, is_interrupted=is_interrupted)
 
     @suppress_errors("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:
@@ -262,9 +262,9 @@ class ClassPatcher:
         @functools.wraps(original)
         async def stream_async(group: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
             task = args[0] if args else kwargs.get("task")
-            scope = self._group_begun(group, task)
-            if scope is not None:
-                CURRENT.set(scope)
+            own_group = self._group_begun(group, task)
+            if own_group is not None:
+                CURRENT.set(own_group)
             events = original(group, *args, **kwargs)
             stops = GroupStops(group)
             try:
@@ -275,8 +275,8 @@ class ClassPatcher:
                 try:
                     await events.aclose()  # cancels its remaining nodes
                 finally:
-                    if scope is not None:
-                        self._group_ended(scope, group, stops.interrupts)
+                    if own_group is not None:
+                        self._group_ended(own_group, group, stops.interrupts)
 
         return stream_async
 
@@ -299,11 +299,11 @@ class ClassPatcher:
         return host.runs.group(name, policy, answers, conversation)
 
     @suppress_errors("binding")
-    def _group_ended(self, scope: Group, group: Any, interrupts: list[str]) -> None:
+    def _group_ended(self, own_group: Group, group: Any, interrupts: list[str]) -> None:
         host = STRANDS.host
         assert host is not None
         keys = self._module("approval").keys_of_group(group, interrupts)
-        host.runs.end_group(scope, keys)
+        host.runs.end_group(own_group, keys)
 
 
 def answered_ids(task: Any) -> list[str]:

@@ -173,14 +173,14 @@ PRIVATE_NAMES: Final = (
     PrivateName(
         REALTIME_AGENT,
         "BidiAgent()._loop",
-        "Holds the span of a realtime session, whose IDs hooks do not have.",
-        "Realtime sessions are tracked without their spans.",
+        "Holds the span of a realtime agent, whose IDs hooks do not have.",
+        "Realtime agents are tracked without their spans.",
     ),
     PrivateName(
         REALTIME_LOOP,
         "_AgentLoop()._session_span",
-        "The span of a realtime session, whose IDs hooks do not have.",
-        "Realtime sessions are tracked without their spans.",
+        "The span of a realtime agent, whose IDs hooks do not have.",
+        "Realtime agents are tracked without their spans.",
     ),
 )
 
@@ -230,8 +230,8 @@ def bedrock_url(model: Any) -> str | None:
     return f"https://bedrock-mantle.{region}.api.aws" if region else None
 
 
-def session_span(agent: BidiAgent) -> Span | None:
-    """Return the span of a realtime agent's session."""
+def realtime_span(agent: BidiAgent) -> Span | None:
+    """Return the span of a realtime agent."""
     return getattr(getattr(agent, "_loop", None), "_session_span", None)
 
 

@@ -40,7 +40,7 @@ GROUPS: Final = {
 }
 """Methods of groups, whose agents share limits."""
 
-SESSIONS: Final = tuple(
+REALTIME: Final = tuple(
     f"BidiAgent.{name}" for name in ("start", "send", "receive", "stop", "cancel", "add_hook")
 )
 """Methods of realtime agents."""
@@ -82,15 +82,15 @@ def gaps_of(framework: Framework, part: str) -> tuple[Gap, ...]:
     """Return the missing names of groups, of realtime agents, or of a vendor's imported models."""
     if part == REALTIME_AGENT:
         private = _private_gaps(framework, [REALTIME_AGENT, REALTIME_LOOP])
-        return (*private, *_gaps_of_sessions(framework))
+        return (*private, *_gaps_of_realtime(framework))
     if part in GROUPS:
         return _gaps_of_group(framework, part)
     return tuple(_private_gaps(framework, [part]))
 
 
-def _gaps_of_sessions(framework: Framework) -> Iterator[Gap]:
-    without = "Without it sessions of realtime agents cannot be limited. Other agents are."
-    missing = [f"{REALTIME_AGENT}.{name}" for name in SESSIONS if not found(REALTIME_AGENT, name)]
+def _gaps_of_realtime(framework: Framework) -> Iterator[Gap]:
+    without = "Without it realtime agents cannot be limited. Other agents are."
+    missing = [f"{REALTIME_AGENT}.{name}" for name in REALTIME if not found(REALTIME_AGENT, name)]
     try:
         import otel_limits.bindings.strands.bidi  # noqa: F401  imports every other name
     except ImportError as error:

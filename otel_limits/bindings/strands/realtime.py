@@ -1,4 +1,4 @@
-"""Sessions of realtime agents: each is one invocation, and its responses are the model calls."""
+"""Invocations of realtime agents, from `start()` to `stop()`: responses are the model calls."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.invocations import STATES, own_conversation_of
 from otel_limits.bindings.strands.marks import mark
-from otel_limits.bindings.strands.private import session_span
+from otel_limits.bindings.strands.private import realtime_span
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.readers import (
     known_provider,
@@ -82,11 +82,11 @@ OUTPUT: Final = (BidiAudioDeltaEvent, BidiTextDeltaEvent)
 
 @dataclass(eq=False)
 class RealtimeInvocation(InvocationInProgress):
-    """A session in progress.
+    """An invocation in progress.
 
     Its model calls are no `ModelCallInProgress`: a realtime model sends and receives continuously,
     and begins a response by itself. So none can be refused or changed before it is sent, and a
-    limit ends the session instead. Its tools run while the model continues.
+    limit ends the agent instead. Its tools run while the model continues.
     """
 
     agent_ref: weakref.ref[BidiAgent] = field(kw_only=True)
@@ -100,7 +100,7 @@ class RealtimeInvocation(InvocationInProgress):
     """Our call of `agent.stop()`."""
     has_failed: bool = field(default=False, kw_only=True)
     is_cut: bool = field(default=False, kw_only=True)
-    """True if the session ends immediately, without waiting for a response or a tool."""
+    """True if the agent ends immediately, without waiting for a response or a tool."""
     _connection_id: str = field(default="unknown", kw_only=True)
     _call: InFlightCall | None = field(default=None, kw_only=True)
     """The call of the current response, or of the next one if usage comes before it."""
@@ -114,14 +114,14 @@ class RealtimeInvocation(InvocationInProgress):
 
     @classmethod
     def begin(cls, agent: BidiAgent) -> RealtimeInvocation:
-        """Begin the session of an agent whose model has just been connected."""
+        """Begin the invocation of an agent whose model has just been connected."""
         assert STRANDS.host is not None  # set before the patches are applied
         own = cls.start(
             STRANDS.host,
             agent.name,
             session_id=agent.session_id,
             conversation=own_conversation_of(agent),
-            span=session_span(agent) or trace.INVALID_SPAN,
+            span=realtime_span(agent) or trace.INVALID_SPAN,
             model=model_id(agent.model),
             agent_ref=weakref.ref(agent),
         )
@@ -132,14 +132,14 @@ class RealtimeInvocation(InvocationInProgress):
 
     @property
     def is_due(self) -> bool:
-        """True if the session must end now: a response and its tools run to their end first."""
+        """True if the agent must end now: a response and its tools run to their end first."""
         return self.verdict is not None and (
             self.is_cut or not (self._is_responding or self.batches)
         )
 
     @suppress_errors("binding")
     def check(self) -> None:
-        """Check the limits before the session continues."""
+        """Check the limits before the agent continues."""
         if self.verdict is None and not self.run.finished:
             verdict = self.run.check_limits()
             if verdict is not None:
@@ -159,7 +159,7 @@ class RealtimeInvocation(InvocationInProgress):
 
     @suppress_errors("binding")
     def cancel(self, verdict: Verdict) -> None:
-        """End the session immediately, from any thread: a time limit or a kill."""
+        """End the agent immediately, from any thread: a time limit or a kill."""
         self.verdict, self.is_cut = self.verdict or verdict, True
         self.waits.cut()
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -296,12 +296,12 @@ class RealtimeInvocation(InvocationInProgress):
     # --- quotas -----------------------------------------------------------------------------------
 
     async def probe_quotas(self) -> None:
-        """Decide on the end of the session if its quotas leave nothing for a response."""
+        """Decide on the end of the agent if its quotas leave nothing for a response."""
         await self._ask_quotas()
         await self.settle_quotas()
 
     async def _ask_quotas(self) -> None:
-        """Reserve quota for the response that has begun, or decide on the end of the session."""
+        """Reserve quota for the response that has begun, or decide on the end of the agent."""
         agent = self.agent_ref()
         if agent is None:
             return
@@ -329,14 +329,14 @@ class RealtimeInvocation(InvocationInProgress):
             )
 
     def _report_caps(self, why: str, caps: Collection[str], effect: str) -> None:
-        """Log once why some of the session's caps cannot hold."""
+        """Log once why some of the caps cannot hold."""
         held = [name for name in _caps_of(self.run) if without_prefix(name) in caps]
         if not held or (why, effect) in self._warned:
             return
         self._warned.add((why, effect))
         agent = self.agent_ref()
         logger.warning(
-            "otel-limits: the realtime model %s of agent %s %s. In this session %s %s. "
+            "otel-limits: the realtime model %s of agent %s %s. In this invocation %s %s. "
             "Set max_duration_seconds as well.",
             "unknown" if agent is None else model_id(agent.model),
             quoted(self.run.invocation.agent),
@@ -386,7 +386,7 @@ class RealtimeInvocation(InvocationInProgress):
 
 
 def realtime_of(agent: object) -> RealtimeInvocation | None:
-    """Return the session of a realtime agent, if it is tracked."""
+    """Return the invocation of a realtime agent, if it is tracked."""
     state = STATES.get(agent)
     realtime: RealtimeInvocation | None = None if state is None else state.realtime
     return realtime
@@ -394,7 +394,7 @@ def realtime_of(agent: object) -> RealtimeInvocation | None:
 
 @suppress_errors("binding")
 def begin_realtime(agent: BidiAgent) -> bool:
-    """Begin the session of an agent that has just been started; False if it is not tracked."""
+    """Begin the invocation of an agent that has just been started; False if it is not tracked."""
     if STRANDS.host is None or not STRANDS.host.is_on:
         return False
     STATES.of(agent).realtime = RealtimeInvocation.begin(agent)

@@ -11,7 +11,7 @@ from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.listings import canonical
-from otel_limits.core.regions import area_of, place_of
+from otel_limits.core.regions import area_of, region_of
 from otel_limits.vendors.vendor import HIDDEN_REGION
 
 LITELLM_VERTEX: Final = "us-central1"
@@ -20,7 +20,9 @@ LITELLM_VERTEX: Final = "us-central1"
 YES: Final = ("true", "1")
 
 
-def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Sequence[str]) -> str | None:
+def request_region(
+    model: Any, settings: Iterable[ModelSetting], addresses: Sequence[str]
+) -> str | None:
     """Return the region of a request, or `None` if it is global.
 
     Args:
@@ -29,7 +31,7 @@ def region_of(model: Any, settings: Iterable[ModelSetting], addresses: Sequence[
         addresses: The addresses that its client is configured with.
     """
     regions = setting_names().regions
-    return place_of(
+    return region_of(
         model_id(model),
         addresses,
         set_as=_texts(*(value for name, value in settings if name in regions)),

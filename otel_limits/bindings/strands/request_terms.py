@@ -15,7 +15,7 @@ from otel_limits.bindings.request_settings import (
 )
 from otel_limits.bindings.strands.private import bedrock_url, custom_client
 from otel_limits.bindings.strands.readers import DICTIONARIES, known_provider, model_id, provider_of
-from otel_limits.bindings.strands.request_regions import region_of, variable
+from otel_limits.bindings.strands.request_regions import request_region, variable
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import canonical, vendor_at, vendor_of
 from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
@@ -57,7 +57,7 @@ def terms_of(model: Any, content: object = ()) -> PricingTerms:
             provider=provider_of(model.__class__),
             own_class=None if is_known else model.__class__.__qualname__,
             vendor=next(filter(None, map(vendor_at, addresses)), None),
-            region=region_of(model, settings, addresses),
+            region=request_region(model, settings, addresses),
             settings=settings,
             cache_ttls=frozenset(_ttls(model, settings, points)),
             audio_in="audio" in kinds,

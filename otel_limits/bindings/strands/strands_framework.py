@@ -105,7 +105,9 @@ class StrandsFramework(BaseFramework):
         attach = sys.modules.get(f"{__package__}.attach")
         if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
             self._patcher.stop()
-        return any(state.own is not None and (state.live or state.direct) for state in states)
+        return any(
+            state.own is not None and (state.invocations or state.direct) for state in states
+        )
 
     def marker_of(self, result: Any) -> Mapping[str, Any] | None:
         """Return the stop that a halt left in a message or a result, else `None`."""

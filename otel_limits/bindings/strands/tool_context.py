@@ -111,9 +111,9 @@ def _key(of: Any) -> tuple[int, str]:
 
 
 async def _follow(events: Any, attempt: ToolCallInProgress) -> AsyncGenerator[Any, None]:
-    """Run a tool in the scope of the invocation that requested it.
+    """Run a tool as part of the invocation that requested it.
 
-    The scope is set only while the tool itself runs: some executors run it in the task that reads
+    Its context is set only while the tool itself runs: some executors run it in the task that reads
     the agent's stream, and that task's other work does not belong to the tool.
     """
     attempt.scope.has_ended = False
@@ -157,12 +157,12 @@ def watch_nodes(group: Any) -> None:
 def begin_node(event: BeforeNodeCallEvent) -> None:
     """Start a node, which the current task works for."""
     del event
-    scope = CURRENT.get()
-    if isinstance(scope, Group):
-        TASK_SCOPE.set(activity := TaskScope(scope, TASK_SCOPE.get()))
+    owner = CURRENT.get()
+    if isinstance(owner, Group):
+        TASK_SCOPE.set(scope := TaskScope(owner, TASK_SCOPE.get()))
         # Never detached: the task ends with the node.
         spans = otel_context.get_current()
-        otel_context.attach(for_threads(scope, activity, spans) or spans)
+        otel_context.attach(for_threads(owner, scope, spans) or spans)
 
 
 @suppress_errors("binding")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.strands.approval import is_answered_by_person
 from otel_limits.bindings.strands.batch import Batch, note_denial, note_result, note_run
-from otel_limits.bindings.strands.invocations import live_of
+from otel_limits.bindings.strands.invocations import invocation_of
 from otel_limits.bindings.strands.nested_stops import note_delegation
 from otel_limits.bindings.strands.notes import append_nudge, reword_results
 from otel_limits.bindings.strands.private import will_end_anyway
@@ -36,31 +36,31 @@ if TYPE_CHECKING:
 @suppress_errors("binding")
 def before_tools(event: BeforeToolsEvent) -> None:
     """Decide in request order which calls may run, before any of them does."""
-    live = live_of(event.agent)
-    if live is None:
+    invocation = invocation_of(event.agent)
+    if invocation is None:
         return
-    against = live.wrapping or live.verdict
+    against = invocation.wrapping or invocation.verdict
     if against is not None:  # requested by the last answer, or before a kill
         event.cancel = not_run_note(against)
         return
     requests = tool_uses(event.agent, event.message)
     if event.cancel:  # a turn that a hook denied as a whole uses no budget
-        live.leg.batch = Batch(requests)
+        invocation.leg.batch = Batch(requests)
         return
     # Before any of them starts: tools run concurrently, and the order of the requests decides. By
     # position, as some models use one ID for several of them.
-    live.leg.batch = batch = Batch(requests)
-    live.request_tools(live.leg.text, batch.tools)
-    batch.turn = live.turns[-1]
+    invocation.leg.batch = batch = Batch(requests)
+    invocation.request_tools(invocation.leg.text, batch.tools)
+    batch.turn = invocation.turns[-1]
 
 
 @suppress_errors("binding")
 def before_tool(event: BeforeToolCallEvent) -> None:
     """Refuse a tool call that exceeds a limit, or whose invocation was ended."""
-    live = live_of(event.agent)
-    batch = None if live is None else live.leg.batch
+    invocation = invocation_of(event.agent)
+    batch = None if invocation is None else invocation.leg.batch
     attempt = begin_tool(event, None if batch is None else batch.tool_of(event.tool_use))
-    if live is None or attempt is None or attempt.invocation is not live:
+    if invocation is None or attempt is None or attempt.invocation is not invocation:
         return
     if attempt.requested.refusal is not None or not event.cancel_tool:
         event.cancel_tool = attempt.refusal() or event.cancel_tool
@@ -69,53 +69,57 @@ def before_tool(event: BeforeToolCallEvent) -> None:
 @suppress_errors("binding")
 def after_tool(event: AfterToolCallEvent) -> None:
     """Keep the final attempt: each retry overwrites it."""
-    live, attempt = live_of(event.agent), attempt_of(event)
+    invocation, attempt = invocation_of(event.agent), attempt_of(event)
     # The result of a delegation becomes the answer to the end user.
     if attempt is not None and not getattr(event.selected_tool, "delegate", False):
         event.result = attempt.end(event.result) or event.result
-    is_own = live is not None and (attempt is None or attempt.invocation is live)
-    if live is not None and live.leg.batch is not None and is_own:
-        position = live.leg.batch.position_of(event.tool_use)
+    is_own = invocation is not None and (attempt is None or attempt.invocation is invocation)
+    if invocation is not None and invocation.leg.batch is not None and is_own:
+        position = invocation.leg.batch.position_of(event.tool_use)
         if position is not None:
             # The event, as hooks that run after ours may still replace its result.
-            live.leg.batch.results[position] = event
+            invocation.leg.batch.results[position] = event
 
 
 @suppress_errors("binding")
 def after_tools(event: AfterToolsEvent) -> None:
     """End the loop if a limit was reached and the loop would continue."""
-    live = live_of(event.agent)
-    if live is None:
+    invocation = invocation_of(event.agent)
+    if invocation is None:
         return
-    note_delegation(live, event)
+    note_delegation(invocation, event)
     # Removed, so that `after_leg` finds a batch only if a hook ended the turn early.
-    batch, live.leg.batch = live.leg.batch, None
+    batch, invocation.leg.batch = invocation.leg.batch, None
     if batch is not None:
-        _end_turn(live, batch, event)
+        _end_turn(invocation, batch, event)
     # Only after the whole turn is recorded: the last tool may reach a limit.
-    verdict = live.run.check_limits()
-    if live.wrapping is not None:
-        verdict = replace(live.wrapping, remark=TOOLS_REMARK)
-    if verdict is not None and not _ends_anyway(live, event) and live.ends_loop(verdict):
-        live.verdict, live.wrapping = verdict, None
-        event.end_turn = live.text_of(verdict)
+    verdict = invocation.run.check_limits()
+    if invocation.wrapping is not None:
+        verdict = replace(invocation.wrapping, remark=TOOLS_REMARK)
+    if (
+        verdict is not None
+        and not _ends_anyway(invocation, event)
+        and invocation.ends_loop(verdict)
+    ):
+        invocation.verdict, invocation.wrapping = verdict, None
+        event.end_turn = invocation.text_of(verdict)
     # Of delegations, after their answer was taken from them.
-    reword_results(event.message, live.run)
+    reword_results(event.message, invocation.run)
 
 
-def _end_turn(live: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> None:
+def _end_turn(invocation: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> None:
     """Note how each call was answered, record them, and warn the model about a repetition."""
     turn = batch.turn or batch.denied
     for position, tool in enumerate(tuple(turn.tools.values())):
-        if tool.refusal is None and not _note_answer(live, batch, position, event):
+        if tool.refusal is None and not _note_answer(invocation, batch, position, event):
             del turn.tools[str(position)]
     if not event.message["content"]:  # all of it waits for a human
-        live.drop_turns()
+        invocation.drop_turns()
         return
-    live.turns.clear()
-    live.end_turn(turn)
-    if live.nudge is not None:
-        (identity, note), live.nudge = live.nudge, None
+    invocation.turns.clear()
+    invocation.end_turn(turn)
+    if invocation.nudge is not None:
+        (identity, note), invocation.nudge = invocation.nudge, None
         number = int(identity)
         done = batch.results.get(number)
         shown = None if done is not None else batch.result_in(number, event.message)
@@ -123,7 +127,7 @@ def _end_turn(live: StrandsInvocation, batch: Batch, event: AfterToolsEvent) -> 
 
 
 def _note_answer(
-    live: StrandsInvocation, batch: Batch, position: int, event: AfterToolsEvent
+    invocation: StrandsInvocation, batch: Batch, position: int, event: AfterToolsEvent
 ) -> bool:
     """Note the answer to a call that no limit refused, if any; only calls that ran count."""
     tool, done = (batch.turn or batch.denied).tools[str(position)], batch.results.get(position)
@@ -137,7 +141,7 @@ def _note_answer(
         return True
     # Only admitted calls have used budget.
     if batch.turn is not None:
-        live.run.tools.release(tool.name)
+        invocation.run.tools.release(tool.name)
     denial: Mapping[str, Any] | None = done.result if done is not None else denial_of(shown, event)
     if denial is not None:
         note_denial(tool, denial)
@@ -145,11 +149,11 @@ def _note_answer(
     return denial is not None
 
 
-def _ends_anyway(live: StrandsInvocation, event: AfterToolsEvent) -> bool:
+def _ends_anyway(invocation: StrandsInvocation, event: AfterToolsEvent) -> bool:
     """Return whether the loop ends after these tools anyway: a natural end wins."""
     return bool(
         event.end_turn
-        or live.leg.has_output
+        or invocation.leg.has_output
         or will_end_anyway(event.agent)
         or event.agent.cancel_signal.is_set()
         or event.invocation_state.get("request_state", {}).get("stop_event_loop")

@@ -125,12 +125,12 @@ def _as_function(method: Any) -> Callable[..., Any]:
 @suppress_errors("binding")
 def _run_of_task(model: Any) -> Run | None:
     """Return the invocation that a request of the current task counts for, if any."""
-    scope, host = current_scope()[0], STRANDS.host
-    if isinstance(scope, Group):  # a node that is not an agent calls a model
+    owner, host = current_scope()[0], STRANDS.host
+    if isinstance(owner, Group):  # a node that is not an agent calls a model
         if host is None or not host.is_on:
             return None
-        scope = host.runs.run_of(scope, model_id(model))
-    return None if scope is None or scope.released else scope
+        owner = host.runs.run_of(owner, model_id(model))
+    return None if owner is None or owner.released else owner
 
 
 # --- one request ----------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class SentRequest(StrandsRequest):
         if self.stage is not None:
             refusal = self._refusal()
         else:
-            self.invocation = self._path_of_loop()
+            self.invocation = self._invocation_of_loop()
             refusal = await super().admit()
         if refusal is None:
             self._sent()
@@ -217,14 +217,18 @@ class SentRequest(StrandsRequest):
         return refusal
 
     @suppress_errors("binding")
-    def _path_of_loop(self) -> StrandsInvocation | None:
+    def _invocation_of_loop(self) -> StrandsInvocation | None:
         """Return the invocation whose loop sends it outside of our stage, which it has lost."""
-        live = self.run.state
-        if not isinstance(live, StrandsInvocation) or self.run.finished or not _attach_again(live):
+        invocation = self.run.state
+        if (
+            not isinstance(invocation, StrandsInvocation)
+            or self.run.finished
+            or not _attach_again(invocation)
+        ):
             return None
-        live.leg.awaits_response = True
+        invocation.leg.awaits_response = True
         self.calls[0].is_traced = True
-        return live
+        return invocation
 
     @suppress_errors("binding")
     def _sent(self) -> None:
@@ -298,12 +302,12 @@ class SentRequest(StrandsRequest):
 
 
 @suppress_errors("binding")
-def _attach_again(live: StrandsInvocation) -> bool:
+def _attach_again(invocation: StrandsInvocation) -> bool:
     """Attach again if an application has replaced a registry. Return whether stages were lost."""
-    agent = live.agent_ref()
-    if agent is None or (agent.hooks is live.hooks and has_stages(agent)):
+    agent = invocation.agent_ref()
+    if agent is None or (agent.hooks is invocation.hooks and has_stages(agent)):
         return False
     was_staged = has_stages(agent)
     attach(agent)
-    live.hooks = agent.hooks
+    invocation.hooks = agent.hooks
     return not was_staged

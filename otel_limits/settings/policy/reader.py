@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from otel_limits.core.file_parts import Part, Path, mistakes_in
+from otel_limits.core.file_parts import KeyPath, Part, mistakes_in
 from otel_limits.core.limits import SHARED_LIMITS
 from otel_limits.core.origins import file_name
 from otel_limits.core.policy import COST
@@ -141,7 +141,7 @@ class _Reader:
                 sentence = f'quotas["{name}"].usd {MISSING}'
                 self.mistakes.append(Mistake(entry.line, sentence))
 
-    def _shown(self, path: Path) -> str:
+    def _shown(self, path: KeyPath) -> str:
         return self._root.below(*path).shown
 
     def _entry(self, value: object, *path: str) -> Entry:
