@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from rich.text import Text
 
 from otel_limits.audit.formatting import UNKNOWN
@@ -71,50 +71,10 @@ def clock(at: float, *, seconds: bool = False) -> str:
 
 LONGEST_BAR: Final = 12
 SHORTEST_BAR: Final = 2
-NAMED_BAR: Final = 6
-"""Minimum length of a bar next to the name of its limit."""
 PERCENT: Final = 4
 """Width of `100%`."""
-ROOMY: Final = 120
-"""Terminal width for full headings and wider gaps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopColumn:
-    """A column of the table."""
-
-    title: str
-    brief: str
-    """Title on narrow terminals."""
-    write: Callable[[AgentRow, int], Text]
-    """Formats its value within a width."""
-    least: int
-    """Minimum width."""
-    natural: Callable[[AgentRow], int]
-    """Width of a value in full."""
-    modest: int = 0
-    """Width it gets before other columns get more than theirs."""
-    whole: Callable[[AgentRow], int] = lambda _: 0
-    """Width of the part of a value that is never truncated."""
-    is_number: bool = False
-    from_width: int = 0
-    """Minimum terminal width to show it."""
-
-
-def number(
-    title: str, brief: str, least: int, write: Callable[[AgentRow], str], from_width: int = 0
-) -> TopColumn:
-    """Create a column of numbers, which are never truncated."""
-    return TopColumn(
-        title=title,
-        brief=brief,
-        write=lambda row, _: Text(write(row)),
-        least=least,
-        natural=lambda row: len(write(row)),
-        whole=lambda row: len(write(row)),
-        is_number=True,
-        from_width=from_width,
-    )
+LEAST_NAME: Final = 16
+"""Width of an agent's name before the table takes a shorter form."""
 
 
 def name_of(row: AgentRow) -> str:
@@ -130,35 +90,9 @@ def money_of(row: AgentRow) -> str:
     return usd(rates.usd_per_hour, at_least=bool(rates.unpriced_tokens_per_minute))
 
 
-def write_cap(row: AgentRow, width: int) -> Text:
-    """Draw the highest cap utilization by invocations in progress, with its limit if it fits."""
-    if not row.now:
-        return Text(UNKNOWN.rjust(width))
-    cap = row.now[0]
-    room = width - PERCENT - 1
-    name = cap.limit
-    # The bar has priority, as the details below the table contain the name.
-    has_name = room >= len(name) + 1 + NAMED_BAR
-    length = min(LONGEST_BAR, room - len(name) - 1 if has_name else room)
-    drawn = Text(f"{name} " if has_name else "")
-    drawn.append(bar(cap.share, length), style=warning_style(cap.share))
-    drawn.append(f" {percent(cap.share):>{PERCENT}}", style=warning_style(cap.share))
-    return drawn
-
-
 def bound_text(cap: CapShare) -> str:
     """Format the upper bound of a p95 utilization."""
     return ">100%" if cap.share > 1 else f"≤{percent(cap.share)}"
-
-
-def write_hour(row: AgentRow, width: int) -> Text:
-    """Format the highest p95 cap utilization by finished invocations."""
-    if not row.hour:
-        return Text(UNKNOWN)
-    cap = row.hour[0]
-    text = f"{cap.limit} {bound_text(cap)}"
-    text = text if len(text) <= width else bound_text(cap)
-    return Text(text, style=warning_style(cap.share))
 
 
 def halts_text(row: AgentRow) -> str:
@@ -167,107 +101,120 @@ def halts_text(row: AgentRow) -> str:
     return f"{count(row.halt_count)}: {printable(reasons)}" if row.halts else "0"
 
 
-def write_halts(row: AgentRow, width: int) -> Text:
-    """Format halts, without reasons if there is no room for at least one."""
-    text = halts_text(row)
-    if len(text) > width:
-        alone = count(row.halt_count)
-        # A few letters of a reason are useless.
-        text = shortened(text, width, keep_beginning=True) if width > len(alone) + 12 else alone
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """How much the table shows. The details below it have everything about the chosen agent."""
+
+    has_titles: bool = False
+    """Whether titles are written in full, and wider gaps."""
+    has_names: bool = False
+    """Whether the names of limits are shown."""
+    has_reasons: bool = False
+    """Whether the reasons of halts are shown."""
+    bar: int = LONGEST_BAR
+    """Length of a bar."""
+    has_all: bool = True
+    """Whether all columns are shown."""
+
+
+FORMS: Final = (
+    Form(has_titles=True, has_names=True, has_reasons=True),
+    Form(has_titles=True, has_reasons=True),
+    Form(has_titles=True),
+    Form(has_reasons=True),
+    Form(),
+    Form(bar=SHORTEST_BAR),
+    Form(bar=SHORTEST_BAR, has_all=False),
+)
+"""The forms of the table. The first one with room for the names of agents is shown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopColumn:
+    """A column of the table, apart from the name."""
+
+    title: str
+    brief: str
+    """Title on narrow terminals."""
+    write: Callable[[AgentRow, Form], Text]
+    is_number: bool = False
+    is_optional: bool = False
+
+
+def number(
+    title: str, brief: str, write: Callable[[AgentRow], str], *, is_optional: bool = False
+) -> TopColumn:
+    """Create a column of numbers."""
+    return TopColumn(
+        title=title,
+        brief=brief,
+        write=lambda row, _: Text(write(row)),
+        is_number=True,
+        is_optional=is_optional,
+    )
+
+
+def write_cap(row: AgentRow, form: Form) -> Text:
+    """Draw the highest cap utilization by invocations in progress."""
+    if not row.now:
+        return Text(f"{UNKNOWN:>{form.bar + 1 + PERCENT}}")
+    cap = row.now[0]
+    drawn = f"{bar(cap.share, form.bar)} {percent(cap.share):>{PERCENT}}"
+    name = f"{cap.limit} " if form.has_names else ""
+    return Text(name).append(drawn, style=warning_style(cap.share))
+
+
+def write_hour(row: AgentRow, form: Form) -> Text:
+    """Format the highest p95 cap utilization by finished invocations."""
+    if not row.hour:
+        return Text(UNKNOWN)
+    cap = row.hour[0]
+    name = f"{cap.limit} " if form.has_names else ""
+    return Text(name + bound_text(cap), style=warning_style(cap.share))
+
+
+def write_halts(row: AgentRow, form: Form) -> Text:
+    """Format halts."""
+    text = halts_text(row) if form.has_reasons else count(row.halt_count)
     return Text(text, style="bold" if row.halts else "")
 
 
 COLUMNS: Final = (
-    TopColumn(
-        title="Agent",
-        brief="Agent",
-        write=lambda row, width: Text(shortened(name_of(row), width)),
-        least=12,
-        natural=lambda row: cell_len(name_of(row)),
-        modest=28,
-    ),
-    number("Running", "Run", 3, lambda row: count(row.in_progress)),
-    number("Turns/min", "T/m", 4, lambda row: count(row.rates.turns_per_minute)),
-    number("Tokens/min", "Tok/m", 5, lambda row: count(row.rates.tokens_per_minute)),
-    number("USD/h", "USD/h", 6, money_of),
-    number("Share", "%", 4, lambda row: percent(row.usd_share)),
-    TopColumn(
-        title="Cap now",
-        brief="Cap",
-        write=write_cap,
-        least=SHORTEST_BAR + 1 + PERCENT,
-        modest=LONGEST_BAR + 1 + PERCENT,
-        natural=lambda row: LONGEST_BAR + 2 + PERCENT + len(row.now[0].limit) if row.now else 8,
-    ),
-    TopColumn(
-        title="Cap 1 h",
-        brief="Hour",
-        write=write_hour,
-        least=5,
-        natural=lambda row: len(row.hour[0].limit) + 6 if row.hour else 1,
-        from_width=80,
-    ),
-    TopColumn(
-        title="Halts",
-        brief="Hlt",
-        write=write_halts,
-        least=3,
-        natural=lambda row: len(halts_text(row)),
-        whole=lambda row: len(count(row.halt_count)),
-    ),
-    number("Refusals", "Ref", 3, lambda row: count(row.refusal_count), from_width=100),
-    number("Errors", "Err", 3, lambda row: count(row.error_count)),
+    number("Running", "Run", lambda row: count(row.in_progress)),
+    number("Turns/min", "T/m", lambda row: count(row.rates.turns_per_minute)),
+    number("Tokens/min", "Tok/m", lambda row: count(row.rates.tokens_per_minute)),
+    number("USD/h", "USD/h", money_of),
+    number("Share", "%", lambda row: percent(row.usd_share)),
+    TopColumn(title="Cap now", brief="Cap", write=write_cap),
+    TopColumn(title="Cap 1 h", brief="Hour", write=write_hour, is_optional=True),
+    TopColumn(title="Halts", brief="Hlt", write=write_halts),
+    number("Refusals", "Ref", lambda row: count(row.refusal_count), is_optional=True),
+    number("Errors", "Err", lambda row: count(row.error_count)),
 )
 
 
-class AgentTable:
-    """The table of agents, laid out for a width."""
-
-    def __init__(self, rows: Sequence[AgentRow], width: int) -> None:
-        """Compute the column widths."""
-        is_roomy = width >= ROOMY
-        self._gap = 2 if is_roomy else 1
-        self._columns = [each for each in COLUMNS if width >= each.from_width]
-        self._titles = [each.title if is_roomy else each.brief for each in self._columns]
-        needs = [
-            max([cell_len(title), *map(column.natural, rows)])
-            for column, title in zip(self._columns, self._titles, strict=True)
-        ]
-        self._widths = [
-            max([column.least, len(title), *map(column.whole, rows)])
-            for column, title in zip(self._columns, self._titles, strict=True)
-        ]
-        spare = width - sum(self._widths) - self._gap * (len(self._columns) - 1)
-        # First up to each modest width, then in full, from right to left: reasons of halts matter
-        # more than names of limits.
-        modest = [min(n, c.modest) for n, c in zip(needs, self._columns, strict=True)]
-        for wishes, order in ((modest, 1), (needs, -1)):
-            for n in range(len(wishes))[::order]:
-                more = max(0, min(spare, wishes[n] - self._widths[n]))
-                self._widths[n] += more
-                spare -= more
-        # On a narrow terminal, large numbers shorten the name.
-        self._widths[0] = max(4, self._widths[0] + min(spare, 0))
-
-    @property
-    def name_width(self) -> int:
-        """Width of the agent's name."""
-        return self._widths[0]
-
-    def head(self) -> Text:
-        """Return the line of titles."""
-        titles = (
-            title.rjust(width) if column.is_number else set_cell_size(title, width)
-            for column, title, width in zip(self._columns, self._titles, self._widths, strict=True)
-        )
-        return Text((" " * self._gap).join(titles).rstrip(), style="bold")
-
-    def line(self, row: AgentRow) -> Text:
-        """Return the line of an agent."""
-        line = Text()
-        for n, (column, width) in enumerate(zip(self._columns, self._widths, strict=True)):
-            cell = column.write(row, width)
-            blank = " " * (width - cell.cell_len)
-            line.append(" " * self._gap if n else "")
-            line.append_text(Text(blank) + cell if column.is_number else cell + Text(blank))
-        return line
+def agent_table(rows: Sequence[AgentRow], chosen: AgentRow | None, width: int) -> Iterator[Text]:
+    """Yield the lines of the table, in its fullest form that fits a terminal."""
+    longest = max(cell_len(name_of(row)) for row in rows)
+    for form in FORMS:
+        columns = [each for each in COLUMNS if form.has_all or not each.is_optional]
+        titles = [Text(each.title if form.has_titles else each.brief) for each in columns]
+        table = [titles, *([column.write(row, form) for column in columns] for row in rows)]
+        widths = [max(cell.cell_len for cell in cells) for cells in zip(*table, strict=True)]
+        gap = Text("  " if form.has_titles else " ")
+        room = width - sum(widths) - len(gap) * len(widths)
+        if room >= min(longest, LEAST_NAME):
+            break
+    # On a narrow terminal, large numbers shorten names further.
+    room = max(len("Agent"), min(longest, room))
+    names = [Text("Agent"), *(Text(shortened(name_of(row), room)) for row in rows)]
+    for row, name, cells in zip((None, *rows), names, table, strict=True):
+        name.align("left", room)
+        for column, cell, cell_width in zip(columns, cells, widths, strict=True):
+            cell.align("right" if column.is_number else "left", cell_width)
+        if row is not None and row is chosen:
+            # Only the name: a bar in reversed colors would mean the opposite.
+            name.stylize("reverse")
+        line = gap.join((name, *cells))
+        line.stylize("bold" if row is None else "")
+        yield line

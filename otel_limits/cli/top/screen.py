@@ -10,7 +10,7 @@ from rich.text import Text
 from otel_limits.audit.formatting import UNKNOWN
 from otel_limits.cli.show.layout import printable, shortened, wrapped
 from otel_limits.cli.top.columns import (
-    AgentTable,
+    agent_table,
     bar,
     bound_text,
     clock,
@@ -145,17 +145,10 @@ def agent_lines(
     if not rows:
         yield Text("No agents.")
         return
-    table = AgentTable(rows, width)
-    yield table.head()
     # The chosen row is in the middle.
     index = rows.index(chosen) if chosen is not None else 0
     first = max(0, min(index - room // 2, len(rows) - room))
-    for row in rows[first : first + room]:
-        line = table.line(row)
-        if row is chosen:
-            # Only the name: a bar in reversed colors would mean the opposite.
-            line.stylize("reverse", 0, table.name_width)
-        yield line
+    yield from agent_table(rows[first : first + room], chosen, width)
 
 
 def detail(row: AgentRow | None, width: int) -> list[Text]:
