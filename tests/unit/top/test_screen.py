@@ -103,7 +103,7 @@ def test_the_table_is_as_full_as_the_terminal_is_wide() -> None:
     """Narrower ones leave out names of limits, reasons, full titles, long bars, then columns."""
     fleet = fleet_of(busy("research"))
     parts = ("max_cost_usd >", "quota_exceeded 12", "Running", "█" * 10, ">100%")
-    for width, missing in ((200, 0), (160, 1), (120, 2), (90, 3), (70, 4), (60, 5)):
+    for width, missing in ((200, 0), (180, 1), (120, 2), (90, 3), (70, 4), (60, 5)):
         lines = shown(width, fleet=fleet)
         head = next(n for n, line in enumerate(lines) if line.startswith("Agent "))
         table = " ".join(lines[head : head + 2])
