@@ -166,17 +166,12 @@ def found(inquiry: AuditQuery) -> Iterator[Loop]:
         calls = tooling.tool_calls_of(connection, ids)
         for identity, rows in itertools.groupby(calls, operator.attrgetter("invocation_id")):
             groups = group_repeats(rows)
-            counts = _calls_by_turn(groups)
+            counts = Counter(turn for each in groups for turn in each.turns if turn is not None)
             for group in groups:
                 # Calls may precede the row of their invocation, which another process writes.
                 if group.repeats and identity in runs:
                     used = _cost_after(group, counts, turns.get(identity, {}))
                     yield Loop(runs[identity], group, *used)
-
-
-def _calls_by_turn(groups: Iterable[RepeatGroup]) -> Mapping[int, int]:
-    """Count the tool calls of each turn."""
-    return Counter(turn for group in groups for turn in group.turns if turn is not None)
 
 
 def _cost_after(

@@ -240,12 +240,6 @@ def nearest_listed(name: str) -> list[str]:
     return difflib.get_close_matches(name, sorted(known), n=3)
 
 
-def as_listed(model: str, provider: str) -> CatalogEntry | None:
-    """Return what the package's own look-up finds for a model, however loosely it matches."""
-    listing = listing_of(model, provider, known=True)
-    return None if listing is None else _loose_entry_of(listing, current_list())
-
-
 def _entry_of(listing: ModelListing, prices: DataSnapshot) -> CatalogEntry | None:
     """Return the entry for a model, if the list contains the model itself."""
     entry = _loose_entry_of(listing, prices)

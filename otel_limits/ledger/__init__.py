@@ -2,8 +2,11 @@
 
 Recording: `rows.py` turns events into rows, whose columns are in `schema.py`. `writer.py` collects
 them in `pending.py`, and a thread writes them in batches with `database.py` and `insertion.py`. If
-the database fails or is slow, `spill.py` appends them to a file, and restores them later. Imported
-spans become rows in `imports.py`.
+the database fails or is slow, `spill.py` appends them to a file, and restores them later.
+
+Import: `documents.py` reads the JSON of a file. `shapes.py`, and `coding_agents.py` for logs, give
+it the form of OTLP. `otlp.py` keeps what a ledger may record of a span, and `imports.py` makes rows
+of spans, whose calls are then priced, inserted and queried as live ones are.
 
 Queries: `reading.py` opens a ledger after `waiting_rows.py` has taken in the rows of spill files.
 `selection.py` has the conditions; the statements are in `spending.py` for sums of model calls,

@@ -39,7 +39,10 @@ class QuotaKeys:
             now: Wall clock time; a key whose window has ended is replaced first.
         """
         shown = self._shown.setdefault(use.quota, {})
-        utilization = _utilization(use)
+        used = float(use.used) + float(use.reserved)
+        # A quota of 0 is always exhausted.
+        share = used / float(use.limit) if use.limit else float("inf")
+        utilization = KeyUtilization(use.resets, share)
         # A shown key stays, even if others are now closer: series must not come and go.
         if use.key in shown:
             shown[use.key] = utilization
@@ -60,12 +63,6 @@ class QuotaKeys:
         self._shown[use.quota][use.key] = utilization
         self._count[use.quota] += 1
         return True
-
-
-def _utilization(use: QuotaUse) -> KeyUtilization:
-    # A quota of 0 is always exhausted.
-    used = float(use.used) + float(use.reserved)
-    return KeyUtilization(use.resets, used / float(use.limit) if use.limit else float("inf"))
 
 
 def _share_at(utilization: KeyUtilization, now: float) -> float:

@@ -9,7 +9,9 @@ A model call, from its reservation to its settled count:
 3. `client` sends the operation and waits for the reply, within a timeout. `store_worker` is the
    thread that sends operations in batches. `leases` renews a reservation until its call ends.
 4. The store applies the operation. `store` is the protocol, and `stores` the table of all stores:
-   `memory` and `buckets` count in this process, `redis_store` on a server, by its Lua scripts.
+   `memory` and `buckets` count in this process. `redis_store` counts on a server by the scripts of
+   `redis_scripts`, in the connection of `redis_executor`. `redis_server`, `redis_cluster` and
+   `redis_sentinel` find the server by a URL, and `redis_rights` tests what its user may do.
 5. When the call has ended, its event carries its usage to `engine`, which settles the reservation.
 
 If the store is unavailable, `engine` decides by `fallback`, and `store_worker` keeps settlements
@@ -18,4 +20,7 @@ by `recovery` from a ledger. `kill_listener` receives kills and releases from ot
 
 `section` reads the quotas of a policy file into `quota`. `refusals` writes the reasons of refused
 calls. `remaining` and `key_use` are queries. `setup` connects all of them.
+
+Limits of conversations use the same stores: `shared_conversations` has the sums that processes
+share, and `conversation_sync` adds to them and reads them before a call.
 """

@@ -1,4 +1,4 @@
-"""Cache counts and decide locally while the store is unavailable."""
+"""Remembers counts, and decides locally while the store is unavailable."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Process:
         )
 
     async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
-        """AdmissionRequest a call of a new invocation."""
+        """Request a call of a new invocation."""
         request = self.request(output_cap)
         return request.invocation, await self.engine.admit(request)
 

@@ -23,7 +23,7 @@ from unittest.mock import patch
 import yaml
 
 from otel_limits.core import catalogue, pricing
-from otel_limits.core.catalogue import as_listed, current_list, is_of_family
+from otel_limits.core.catalogue import CatalogEntry, current_list, is_of_family
 from otel_limits.core.listings import canonical, listing_of
 from otel_limits.core.pricing import Prices
 from otel_limits.core.regions import region_of
@@ -50,6 +50,12 @@ PARTS: Final = ("all", "cache_read", "cache_write", "long")
 
 TOLERANCE: Final = Decimal("0.01")
 MODES: Final = ("chat", "responses", "completion")
+
+
+def as_listed(model: str, provider: str) -> CatalogEntry | None:
+    """Return what the package's own look-up finds for a model, however loosely it matches."""
+    listing = listing_of(model, provider, known=True)
+    return None if listing is None else catalogue._loose_entry_of(listing, current_list())
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ def halts_text(row: AgentRow) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class TableForm:
     """How much the table shows. The details below it have everything about the chosen agent."""
 
     has_titles: bool = False
@@ -118,13 +118,13 @@ class Form:
 
 
 FORMS: Final = (
-    Form(has_titles=True, has_names=True, has_reasons=True),
-    Form(has_titles=True, has_reasons=True),
-    Form(has_titles=True),
-    Form(has_reasons=True),
-    Form(),
-    Form(bar=SHORTEST_BAR),
-    Form(bar=SHORTEST_BAR, has_all=False),
+    TableForm(has_titles=True, has_names=True, has_reasons=True),
+    TableForm(has_titles=True, has_reasons=True),
+    TableForm(has_titles=True),
+    TableForm(has_reasons=True),
+    TableForm(),
+    TableForm(bar=SHORTEST_BAR),
+    TableForm(bar=SHORTEST_BAR, has_all=False),
 )
 """The forms of the table. The first one with room for the names of agents is shown."""
 
@@ -136,7 +136,7 @@ class TopColumn:
     title: str
     brief: str
     """Title on narrow terminals."""
-    write: Callable[[AgentRow, Form], Text]
+    write: Callable[[AgentRow, TableForm], Text]
     is_number: bool = False
     is_optional: bool = False
 
@@ -154,7 +154,7 @@ def number(
     )
 
 
-def write_cap(row: AgentRow, form: Form) -> Text:
+def write_cap(row: AgentRow, form: TableForm) -> Text:
     """Draw the highest cap utilization by invocations in progress."""
     if not row.now:
         return Text(f"{UNKNOWN:>{form.bar + 1 + PERCENT}}")
@@ -164,7 +164,7 @@ def write_cap(row: AgentRow, form: Form) -> Text:
     return Text(name).append(drawn, style=warning_style(cap.share))
 
 
-def write_hour(row: AgentRow, form: Form) -> Text:
+def write_hour(row: AgentRow, form: TableForm) -> Text:
     """Format the highest p95 cap utilization by finished invocations."""
     if not row.hour:
         return Text(UNKNOWN)
@@ -173,7 +173,7 @@ def write_hour(row: AgentRow, form: Form) -> Text:
     return Text(name + bound_text(cap), style=warning_style(cap.share))
 
 
-def write_halts(row: AgentRow, form: Form) -> Text:
+def write_halts(row: AgentRow, form: TableForm) -> Text:
     """Format halts."""
     text = halts_text(row) if form.has_reasons else count(row.halt_count)
     return Text(text, style="bold" if row.halts else "")
