@@ -35,6 +35,7 @@ LOOKS: Final = {
     "calls": "audit spend --by agent,model --where day={} --time-zone UTC",
     "invocations": "audit stops --where day={} --time-zone UTC",
     "attributes": "ledger export --format csv --where day={}",
+    "uncounted": "ledger export --format csv --what uncounted --where day={}",
     "tools": "audit spend --by tool --where day={} --time-zone UTC",
     "grants": "audit grants --since {} --time-zone UTC",
     "maintenance": "audit verify",

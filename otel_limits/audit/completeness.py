@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.formatting import written
+from otel_limits.audit.uncounted import uncounted_clause
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars
 
@@ -54,7 +55,8 @@ def completeness(
     # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
-    parts = [_verdict(found, failed, damaged, closes)]
+    uncounted = uncounted_clause(inquiry.connection)
+    parts = [_verdict(found, failed, damaged, closes, uncounted)]
     if inquiry.waiting.is_partial:
         parts.append(str(inquiry.waiting))
     left = find_orphans(inquiry.address)
@@ -70,7 +72,11 @@ def completeness(
 
 
 def _verdict(
-    found: Balance, failed: Sequence[str] | None, damaged: int, closes: Sequence[str]
+    found: Balance,
+    failed: Sequence[str] | None,
+    damaged: int,
+    closes: Sequence[str],
+    uncounted: str,
 ) -> str:
     if failed:
         return f"NOT complete: {pluralize(len(failed), 'check')} failed ({'; '.join(failed)})"
@@ -86,9 +92,11 @@ def _verdict(
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
         proven = f"closed days as in {', '.join(closes)}" if closes else NOT_PROVEN
-        return f"Complete: {sums}, each verified; consistent; {proven}; {UNRECORDED}"
+        verdict = f"Incomplete: {uncounted};" if uncounted else "Complete:"
+        return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
-    return f"Complete in sum: {sums}; otel-limits audit verify checks each"
+    verdict = f"Incomplete: {uncounted};" if uncounted else "Complete in sum:"
+    return f"{verdict} {sums}; otel-limits audit verify checks each"
 
 
 def _amounts(found: Balance) -> str:

@@ -18,6 +18,8 @@ from otel_limits.audit.formatting import money, written
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
+from otel_limits.audit.uncounted import COLUMNS as UNCOUNTED
+from otel_limits.audit.uncounted import uncounted_table
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.ledger.options import AFTER_TOOLS
@@ -81,6 +83,7 @@ def spend(
     total = fold(rows, ()).get((), Sums())
     uses = uses_of(inquiry, by) if TOOL in by else None
     outcomes = None if is_recorded else outcomes_table(inquiry, by)
+    uncounted = uncounted_table(inquiry)
     status, summary = 0, ""
     if fail_above is not None:
         judged = fold(rows, groups_to_judge, inquiry.selection.zone)
@@ -93,7 +96,7 @@ def spend(
         about=inquiry.about,
         tables=[
             spend_table(inquiry, rows, by, total, top=top, uses=uses),
-            *([outcomes] if outcomes is not None else []),
+            *(each for each in (outcomes, uncounted) if each is not None),
         ],
         charts=[] if is_recorded else overview(inquiry),
         totals=_totals(total, ended),
@@ -166,8 +169,14 @@ def _changes(
     )
     keys = inquiry.key_columns(by, CHANGES)
     table = changes_table(before, now, keys, top, periods.about)
-    about = replace(inquiry, selection=periods.now).about
-    return Answer(question="spend", title=f"{title}, compared", about=about, tables=[table])
+    present = replace(inquiry, selection=periods.now)
+    uncounted = uncounted_table(present)
+    return Answer(
+        question="spend",
+        title=f"{title}, compared",
+        about=present.about,
+        tables=[table, *([uncounted] if uncounted is not None else [])],
+    )
 
 
 def spend_table(
@@ -249,9 +258,9 @@ SPEND: Final = Question(
     name="spend",
     help="Break down calls, tokens and cost.",
     answer=spend,
-    tables={"spend": FIGURES, "outcomes": OUTCOMES, "changes": CHANGES},
+    tables={"spend": FIGURES, "outcomes": OUTCOMES, "uncounted": UNCOUNTED, "changes": CHANGES},
     more={"spend": TOOL_FIGURES},
-    optional=frozenset({"spend", "outcomes", "changes"}),
+    optional=frozenset({"spend", "outcomes", "uncounted", "changes"}),
     has_forecast=True,
     options=(
         Option(

@@ -273,6 +273,8 @@ def _open(inquiry: AuditQuery, balance: Balance, oldest: float) -> Check:
 
 
 def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
+    from otel_limits.ledger.queries import uncounted_sums
+
     calls, tokens = balance.calls.calls, balance.calls.tokens
     found = balance.unmeasured_calls
     share = f"{found / calls:.1%} of all" if calls else ""
@@ -283,6 +285,10 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     share = f"{found / tokens:.1%} of all" if tokens else ""
     look = "ledger reprice --dry-run"
     yield Check("Unpriced tokens", found, OK, share, command_on(inquiry, look) if found else "")
+    found, tokens = uncounted_sums(inquiry.connection, inquiry.selection)
+    share, look = pluralize(tokens, "token"), "ledger export --format csv --what uncounted"
+    said = (share, command_on(inquiry, look)) if found else ("", "")
+    yield Check("Imported spans that are not counted", found, OK, *said)
 
 
 def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:

@@ -65,7 +65,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--what",
-        choices=("calls", "invocations", "tools"),
+        choices=("calls", "invocations", "tools", "uncounted"),
         default="calls",
         help="rows to export (default: calls)",
     )

@@ -46,6 +46,7 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
     insertable_columns,
 )
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
@@ -160,6 +161,7 @@ SEALED: Final = (
     Sealed("invocations", INVOCATION_TABLE, RUNS.ended_us, _columns(INVOCATION_TABLE, *SUMMED)),
     Sealed("attributes", ATTRIBUTE_TABLE, RUNS.ended_us, _columns(ATTRIBUTE_TABLE)),
     Sealed("tools", TOOL_CALL_TABLE, RUNS.ended_us, _columns(TOOL_CALL_TABLE)),
+    Sealed("uncounted", UNCOUNTED_TABLE, UNCOUNTED_TABLE.c.at_us, _columns(UNCOUNTED_TABLE)),
     Sealed("grants", QUOTA_CHANGE_TABLE, QUOTA_CHANGE_TABLE.c.at_us, _columns(QUOTA_CHANGE_TABLE)),
     Sealed(
         "maintenance",
@@ -224,6 +226,7 @@ def first_day(connection: sa.Connection) -> int:
 FIRST_TIMES: Final = (
     (MODEL_CALL_TABLE, "at_us"),
     (INVOCATION_TABLE, "started_us"),
+    (UNCOUNTED_TABLE, "at_us"),
     (QUOTA_CHANGE_TABLE, "at_us"),
     (MAINTENANCE_TABLE, "at_us"),
 )

@@ -21,6 +21,7 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MODEL_CALL_TABLE,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
     insertable_columns,
 )
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
@@ -32,11 +33,12 @@ if TYPE_CHECKING:
 Portion: TypeAlias = Sequence[Sequence[Any]]
 """Rows that are in memory together."""
 
-What = Literal["calls", "invocations", "tools"]
+What = Literal["calls", "invocations", "tools", "uncounted"]
 TABLES: Final = {
     "calls": MODEL_CALL_TABLE,
     "invocations": INVOCATION_TABLE,
     "tools": TOOL_CALL_TABLE,
+    "uncounted": UNCOUNTED_TABLE,
 }
 
 PORTION: Final = 1_000

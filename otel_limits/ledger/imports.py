@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,12 +40,14 @@ from otel_limits.ledger.otlp import (
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     ENDING,
+    EXPLAINED,
     FORMER_PRICE,
     INVOCATIONS,
     MODEL_CALLS,
     RECOUNTS,
     SAME_CALL_MICROSECONDS,
     TOOL_CALLS,
+    UNCOUNTED,
     Row,
     attribute_rows,
     is_estimate,
@@ -57,6 +60,7 @@ from otel_limits.ledger.rows import (
     tokens,
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
+from otel_limits.ledger.uncounted import settle, stored_traces
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES
 from otel_limits.runs.conversations import conversation_hash
@@ -64,12 +68,13 @@ from otel_limits.runs.responses import SeenResponses
 from otel_limits.usage.normaliser import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.documents import JsonDocument
+    from otel_limits.ledger.uncounted import LeftOut, StoredTraces
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000
@@ -103,7 +108,7 @@ class ImportResult:
     """JSON documents that were read, of any signal."""
     unfinished: int = 0
     """Spans without an end, which were left out."""
-    left_out: list[Span] = field(default_factory=list)
+    left_out: Sequence[LeftOut] = ()
     """Spans with tokens that were not counted."""
     bad: list[str] = field(default_factory=list)
     """Parts that could not be read, and why."""
@@ -127,15 +132,7 @@ class ImportResult:
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} already in the ledger.")
-        if self.left_out:
-            names = sorted({clean(each.name) for each in self.left_out})
-            tokens = sum(each.stated for each in self.left_out)
-            spans = pluralize(len(self.left_out), "span reports", "spans report")
-            parts.append(
-                f"{spans} {pluralize(tokens, 'token')} that are not counted, as nothing in them "
-                f"shows a model call: {', '.join(names[:SHOWN])}"
-                f"{', …' if len(names) > SHOWN else ''}."
-            )
+        parts += self._not_counted()
         if self.unfinished:
             spans = pluralize(
                 self.unfinished, "span without an end was", "spans without an end were"
@@ -152,6 +149,27 @@ class ImportResult:
         parts.append(f"Skipped {bad}:")
         more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
         return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
+
+    def _not_counted(self) -> Iterator[str]:
+        """Describe what was left out, by cause."""
+        causes: defaultdict[str, list[LeftOut]] = defaultdict(list)
+        for each in self.left_out:
+            causes[each.cause].append(each)
+        largest = sorted(causes, key=lambda cause: -sum(each.tokens for each in causes[cause]))
+        for cause in largest[:SHOWN]:
+            spans = pluralize(len(causes[cause]), "span reports", "spans report")
+            tokens = pluralize(sum(each.tokens for each in causes[cause]), "token")
+            names = sorted({clean(each.span.name) for each in causes[cause]})
+            more = ", …" if len(names) > SHOWN else ""
+            yield (
+                f"{spans} {tokens} that are not counted, as {cause}: "
+                f"{', '.join(names[:SHOWN])}{more}."
+            )
+        if len(causes) > SHOWN:
+            others = [each for cause in largest[SHOWN:] for each in causes[cause]]
+            tokens = pluralize(sum(each.tokens for each in others), "token")
+            spans = pluralize(len(others), "more span reports", "more spans report")
+            yield f"{spans} {tokens} that are not counted; otel-limits audit spend lists them."
 
 
 @dataclass(slots=True)
@@ -191,18 +209,6 @@ class Traces:
             if span.is_agent or span.call is not None or span.is_tool or span.stated:
                 self.spans[span.key] = _widened(span, self.spans.get(span.key))
 
-    def left_out(self, counted: Collection[SpanKey]) -> list[Span]:
-        """Return the spans with tokens that are not those of calls that counted, without sums.
-
-        A sum encloses its calls, and other sums.
-        """
-        summed = {key for each in counted for key in self._keys_above(self.spans[each])}
-        stated = {key for key, span in self.spans.items() if span.stated and key not in summed}
-        known = stated.union(counted)
-        return [
-            self.spans[key] for key in stated if known.isdisjoint(self._keys_above(self.spans[key]))
-        ]
-
     def times(self) -> dict[SpanKey, int]:
         """Return start times of invocations and end times of model calls, as in a ledger."""
         return {
@@ -213,21 +219,22 @@ class Traces:
 
     def above(self, span: Span) -> Iterator[Span]:
         """Iterate over the spans above one that become rows, the nearest first."""
-        return (self.spans[key] for key in self._keys_above(span) if key in self.spans)
+        return (self.spans[key] for key in self.keys_above(span.key) if key in self.spans)
 
-    def _keys_above(self, span: Span) -> Iterable[SpanKey]:
+    def keys_above(self, of: SpanKey) -> Collection[SpanKey]:
+        """Return the spans above one as far as they are known, the nearest first."""
         above: dict[SpanKey, None] = {}
-        key = span.parent
+        key = self.parents.get(of)
         # Files may be broken: a span that is its own ancestor must not loop forever.
-        while key is not None and key not in above and key != span.key:
+        while key is not None and key not in above and key != of:
             above[key] = None
             key = self.parents.get(key)
         # In a ring each call would be within another, and none would count.
-        return () if key == span.key else above
+        return () if key == of else above
 
     def _calls_around(self, span: Span) -> Iterator[Span]:
         """Iterate over the enclosing spans of the same model call: up to a tool or an agent."""
-        for key in self._keys_above(span):
+        for key in self.keys_above(span.key):
             if key in self.boundaries:
                 return
             if key in self.spans and self.spans[key].call is not None:
@@ -333,6 +340,7 @@ def import_files(
     for path in files:
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
+    stored = stored_traces(database, traces)
     done = ImportResult(
         bad=traces.bad,
         large=traces.large,
@@ -341,7 +349,7 @@ def import_files(
         spans=len(traces.parents),
     )
     # In portions, each a transaction: live processes that record wait for one at most.
-    for rows in portions(_rows(traces, recorded, keys, prices, done), portion):
+    for rows in portions(_rows(traces, recorded, stored, keys, prices, done), portion):
         ids = {row["id" if table == INVOCATIONS else "invocation_id"] for table, row in rows}
         # In the same transaction, so totals agree with the calls in concurrent queries and after an
         # interrupted import.
@@ -394,22 +402,26 @@ def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]
 
 
 def _rows(
-    traces: Traces, recorded: set[SpanKey], keys: Sequence[str], prices: Prices, done: ImportResult
+    traces: Traces,
+    recorded: set[SpanKey],
+    stored: StoredTraces,
+    keys: Sequence[str],
+    prices: Prices,
+    done: ImportResult,
 ) -> Iterator[tuple[str, Row]]:
-    for span in traces.spans.values():
-        if span.is_agent and span.key not in recorded:
-            around = [each for each in traces.above(span) if each.is_agent]
-            yield INVOCATIONS, _invocation_row(span, around)
-            chosen = {key: str(span.attributes[key]) for key in keys if key in span.attributes}
-            yield from ((ATTRIBUTES, row) for row in attribute_rows(_id(span), chosen))
-        elif span.is_tool:
-            around = [each for each in traces.above(span) if each.is_agent]
-            if not around or around[0].key not in recorded:
-                yield TOOL_CALLS, _tool_row(span, around)
-    counted_spans = {key for key in recorded if key in traces.spans}
+    shown = list(traces.calls())
+    counted = {span.key for span, _, _ in shown}
+    settled = settle(traces, counted.union(recorded.intersection(traces.spans)), stored)
+    done.left_out = settled.left_out
+    for each in settled.explained:
+        trace_id, span_id = each.key
+        row = {"trace_id": trace_id, "span_id": span_id, "invocation_id": each.invocation_id}
+        yield EXPLAINED, row
+    yield from _rows_of_agents(traces, recorded, keys)
+    # The agent itself is the invocation of its total.
+    shown += [(span, call, [span, *_agents_above(span, traces)]) for span, call in settled.totals]
     # In order, as each portion adds up the invocations of its calls.
-    for span, call, around in sorted(traces.calls(), key=_place):
-        counted_spans.add(span.key)
+    for span, call, around in sorted(shown, key=_place):
         # A live invocation has counted its calls, including those that its spans show differently.
         if span.key in recorded or (around and around[0].key in recorded):
             done.known_calls += 1
@@ -419,7 +431,27 @@ def _rows(
             if not around:
                 yield INVOCATIONS, _trace_row(span)
             yield MODEL_CALLS, _call_row(span, call, around, prices)
-    done.left_out = traces.left_out(counted_spans)
+    for left_out in settled.left_out:
+        yield UNCOUNTED, _uncounted_row(left_out, _agents_above(left_out.span, traces))
+
+
+def _rows_of_agents(
+    traces: Traces, recorded: set[SpanKey], keys: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
+    """Iterate over invocations and tool calls."""
+    for span in traces.spans.values():
+        if span.is_agent and span.key not in recorded:
+            yield INVOCATIONS, _invocation_row(span, _agents_above(span, traces))
+            chosen = {key: str(span.attributes[key]) for key in keys if key in span.attributes}
+            yield from ((ATTRIBUTES, row) for row in attribute_rows(_id(span), chosen))
+        elif span.is_tool:
+            around = _agents_above(span, traces)
+            if not around or around[0].key not in recorded:
+                yield TOOL_CALLS, _tool_row(span, around)
+
+
+def _agents_above(span: Span, traces: Traces) -> list[Span]:
+    return [each for each in traces.above(span) if each.is_agent]
 
 
 def _place(shown: tuple[Span, ShownCall, Sequence[Span]]) -> tuple[int, str, int]:
@@ -571,4 +603,17 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
         "fingerprint": None,
         "turn": None,
         "breach_limit": None,  # a call that a limit refused has no span
+    }
+
+
+def _uncounted_row(left_out: LeftOut, around: Sequence[Span]) -> Row:
+    span = left_out.span
+    owner = _owner(span, [span, *around] if span.is_agent else around)
+    return {
+        **{key: owner[key] for key in ("trace_id", "span_id", "invocation_id", "root_id", "agent")},
+        "at_us": span.end_us,
+        "duration_us": span.end_us - span.start_us,
+        "span": name(span.name),
+        "cause": left_out.cause,
+        "tokens": left_out.tokens,
     }

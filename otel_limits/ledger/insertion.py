@@ -13,6 +13,7 @@ import sqlalchemy as sa
 
 from otel_limits.ledger.rows import (
     ENDING,
+    EXPLAINED,
     INVOCATIONS,
     LOST,
     MAINTENANCE,
@@ -29,6 +30,7 @@ from otel_limits.ledger.schema import (
     RUNS,
     TABLES,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
     insertable_columns,
 )
 from otel_limits.ledger.totals import recount, with_later_calls
@@ -53,6 +55,8 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     # PostgreSQL rejects a statement that changes a row twice.
     of_table[INVOCATIONS] = _one_per_id(of_table[INVOCATIONS], _replaces_end)
     of_table[MAINTENANCE] = _one_per_id(of_table[MAINTENANCE], _is_later)
+    for row in of_table[EXPLAINED]:
+        _delete(connection, row)
     changed = {
         table.name: insert(connection, table, of_table[table.name])
         for table in TABLES
@@ -66,6 +70,16 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)
     recount(connection, list(connection.scalars(sa.select(RUNS.id).where(is_lost))))
     return changed
+
+
+def _delete(connection: sa.Connection, row: Row) -> None:
+    """Delete what a ledger has of a span that is now known to be the sum of other calls."""
+    for table in (MODEL_CALL_TABLE, UNCOUNTED_TABLE):
+        is_it = (table.c.trace_id == row["trace_id"]) & (table.c.span_id == row["span_id"])
+        if table is MODEL_CALL_TABLE:
+            # A literal: a database uses a partial index only for exactly its condition.
+            is_it &= table.c.source == sa.literal_column("'import'")
+        connection.execute(table.delete().where(is_it))
 
 
 def _one_per_id(rows: list[Row], replaces: Callable[[Row, Row], bool]) -> list[Row]:

@@ -17,6 +17,7 @@ from otel_limits.ledger.schema import (
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
     insertable_columns,
 )
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 PORTION: Final = 500
 """Invocations, or other rows, that are copied in one transaction."""
 
-OF_INVOCATIONS: Final = (ATTRIBUTE_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE)
+OF_INVOCATIONS: Final = (ATTRIBUTE_TABLE, MODEL_CALL_TABLE, TOOL_CALL_TABLE, UNCOUNTED_TABLE)
 
 
 def merge(source: sa.Connection, write: Callable[[Rows], dict[str, int]]) -> Iterator[Counter[str]]:

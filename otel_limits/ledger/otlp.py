@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import span_names
+from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.ledger.coding_agents import spans_of_logs
 from otel_limits.ledger.shapes import plain_attributes, present_names, resource_spans
 from otel_limits.otel import semconv
@@ -21,8 +22,9 @@ from otel_limits.otel.kinds import (
     ShownCall,
     first_text,
     kind_of,
+    provider_of,
     shown_call,
-    stated_tokens,
+    stated_usage,
 )
 from otel_limits.otel.semconv import OPERATION
 
@@ -39,6 +41,9 @@ ERROR_CODES: Final = (2, "STATUS_CODE_ERROR")
 SCOPES: Final = frozenset(names.scope for names in span_names())
 AGENT_SPANS: Final = tuple({prefix for names in span_names() for prefix in names.invocations})
 """Prefixes of the names of their invocation spans."""
+LIFETIME_SUMS: Final = ("strands-agents",)
+"""Providers in spans of frameworks that write the sums of an agent's whole life, as collectors may
+drop the scope."""
 EXECUTE_TOOL: Final = "execute_tool"
 """An operation of the conventions."""
 
@@ -89,8 +94,12 @@ class Span:
     """Whether it is a tool call of an agent."""
     call: ShownCall | None
     """The request to a provider that it shows, by any instrumentation."""
+    total: ShownCall | None
+    """The total of an agent, as a request. `None` if it may be that of its whole life."""
     stated: int
     """Tokens that it reports although it shows no request, such as the sum of an application."""
+    unclear: Sequence[str]
+    """The names of those tokens, if the meaning of all of them is unknown."""
 
     @property
     def key(self) -> SpanKey:
@@ -194,8 +203,10 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # By name in any scope: collectors may drop or rename scopes.
     kind = "agent" if name.startswith(AGENT_SPANS) else kind_of(attributes, name)
     is_call = kind in MODEL_CALLS
-    # The sums of the frameworks' own spans are of their calls, or of an agent's whole life.
-    may_state = not is_call and scope not in SCOPES
+    states = not is_call and scope not in SCOPES and provider_of(attributes) not in LIFETIME_SUMS
+    usage = stated_usage(attributes, scope) if states else NOTHING_REPORTED
+    unplaced, tokens = usage.unplaced, usage.usage.total
+    is_total = kind == "agent" and tokens > 0
     return Span(
         trace_id=_identity(span["traceId"], TRACE_BYTES),
         span_id=_identity(span["spanId"], SPAN_BYTES),
@@ -212,7 +223,9 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
-        stated=stated_tokens(attributes, scope) if may_state else 0,
+        total=shown_call(attributes, scope, (), is_error=is_error) if is_total else None,
+        stated=tokens or (0 if unplaced is None else unplaced.more_input + unplaced.more_output),
+        unclear=() if tokens or unplaced is None else unplaced.names,
     )
 
 

@@ -22,6 +22,7 @@ from otel_limits.ledger.schema import (
     RUNS,
     TOOL_CALL_TABLE,
     TOOLS,
+    UNCOUNTED_TABLE,
 )
 from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
@@ -107,6 +108,36 @@ def unmeasured_calls(connection: sa.Connection, selection: Selection) -> Iterato
         .group_by(*keys)
     )
     yield from connection.execute(statement)
+
+
+def uncounted(connection: sa.Connection, selection: Selection, most: int) -> Sequence[Any]:
+    """Add up the spans and tokens that are not counted by agent, name and cause: the most first."""
+    own = UNCOUNTED_TABLE.c
+    keys = (own.agent, own.span, own.cause)
+    tokens = sa.func.sum(own.tokens)
+    statement = (
+        Joins(UNCOUNTED_TABLE)
+        .select(selection, *keys, sa.func.count(), tokens)
+        .group_by(*keys)
+        .order_by(tokens.desc(), *keys)
+        .limit(most)
+    )
+    return connection.execute(statement).all()
+
+
+def uncounted_sums(connection: sa.Connection, selection: Selection) -> tuple[int, int]:
+    """Count the spans that are not counted, and their tokens."""
+    sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(UNCOUNTED_TABLE.c.tokens), 0))
+    spans, tokens = connection.execute(Joins(UNCOUNTED_TABLE).select(selection, *sums)).one()
+    return spans, int(tokens)
+
+
+def uncounted_by_cause(connection: sa.Connection, most: int) -> Sequence[Any]:
+    """List why spans of a ledger are not counted, the cause with the most tokens first."""
+    cause = UNCOUNTED_TABLE.c.cause
+    order = (sa.func.sum(UNCOUNTED_TABLE.c.tokens).desc(), cause)
+    statement = sa.select(cause).group_by(cause).order_by(*order).limit(most)
+    return connection.execute(statement).all()
 
 
 def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[Any]:

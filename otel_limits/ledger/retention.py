@@ -19,10 +19,13 @@ from otel_limits.ledger.schema import (
     RUNS,
     TABLES,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
 )
 
 if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
+
+CALL_TABLES: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE, UNCOUNTED_TABLE)
 
 PORTION: Final = 500
 """Invocations per transaction: processes that record wait for no more than that."""
@@ -46,7 +49,7 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
     while True:
         with database.changing() as connection:
             ids = list(connection.scalars(oldest))
-            for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE, ATTRIBUTE_TABLE):
+            for table in (*CALL_TABLES, ATTRIBUTE_TABLE):
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
             deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
             if ids:
@@ -124,7 +127,7 @@ def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
     """Delete a portion of the old calls whose invocation was never recorded."""
     gone = 0
     with database.changing() as connection:
-        for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
+        for table in CALL_TABLES:
             has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
             is_old = table.c.at_us < before_us
             if "day" in table.c:  # the first column of an index

@@ -13,6 +13,7 @@ from otel_limits.ledger.rows import (
     MODEL_CALLS,
     QUOTA_CHANGES,
     TOOL_CALLS,
+    UNCOUNTED,
     UNKNOWN_SIZE,
 )
 
@@ -219,6 +220,25 @@ TOOL_CALL_TABLE: Final = sa.Table(
 """`breach_limit` is the limit that refused a call, if its status is `refused`, and else the limit
 that would have refused it. It is null for imported calls: a call that was refused has no span."""
 
+UNCOUNTED_TABLE: Final = sa.Table(
+    UNCOUNTED,
+    METADATA,
+    sa.Column("id", KEY, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("duration_us", BIG),
+    sa.Column("trace_id", TEXT, nullable=False),
+    sa.Column("span_id", TEXT, nullable=False),
+    sa.Column("invocation_id", TEXT, nullable=False, index=True),
+    sa.Column("root_id", TEXT),
+    sa.Column("agent", TEXT, nullable=False),
+    sa.Column("span", TEXT, nullable=False),
+    sa.Column("cause", TEXT, nullable=False),
+    sa.Column("tokens", BIG, nullable=False),
+    sa.UniqueConstraint("trace_id", "span_id"),
+)
+"""Imported spans with tokens that no model call has. `span` is the name; `invocation_id` may be a
+trace without an invocation."""
+
 ATTRIBUTE_TABLE: Final = sa.Table(
     ATTRIBUTES,
     METADATA,
@@ -265,6 +285,7 @@ TABLES: Final = (
     ATTRIBUTE_TABLE,
     MODEL_CALL_TABLE,
     TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
     QUOTA_CHANGE_TABLE,
     MAINTENANCE_TABLE,
 )

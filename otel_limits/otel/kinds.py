@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import region_of
 from otel_limits.core.terms import STANDARD, PricingTerms
+from otel_limits.core.usage import NOTHING_REPORTED, UsageRecord
 from otel_limits.otel import semconv
 from otel_limits.usage import fields
 from otel_limits.usage.normaliser import record_of_span
 from otel_limits.usage.span_texts import estimates_of_span
-
-if TYPE_CHECKING:
-    from otel_limits.core.usage import UsageRecord
 
 OperationKind: TypeAlias = Literal["model call", "possible call", "agent", "tool", "other"]
 """A possible call is one unless there is a call within it."""
@@ -185,15 +183,20 @@ class ShownCall:
         return self.record.usage.total
 
     @property
+    def has_estimate(self) -> bool:
+        """Whether it has texts whose tokens are estimated."""
+        return self.input_estimate + self.answer_estimate > 0
+
+    @property
     def answered(self) -> bool:
         """Whether it has a part of an answer, so that it is billed even if it failed."""
         return self.answer_estimate > 0
 
 
-def stated_tokens(attributes: Mapping[str, Any], scope: str) -> int:
-    """Return the tokens that a span reports, whatever it is."""
+def stated_usage(attributes: Mapping[str, Any], scope: str) -> UsageRecord:
+    """Return the usage that a span reports, whatever it is."""
     # Most spans report none, which their names show faster than their values.
-    return record_of_span(attributes, scope).usage.total if has_usage(attributes) else 0
+    return record_of_span(attributes, scope) if has_usage(attributes) else NOTHING_REPORTED
 
 
 def has_usage(attributes: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from otel_limits.core.usage import (
     UsageRecord,
 )
 from otel_limits.usage import fields, words
-from otel_limits.usage.fields import Fields, field_names
+from otel_limits.usage.fields import Doubt, Fields, field_names
 from otel_limits.usage.words import INPUT, OUTPUT, TOTAL
 from otel_limits.vendors.records import vendors_of_classes
 from otel_limits.vendors.vendor import UsageRule
@@ -183,7 +183,7 @@ NEEDED: Final = (INPUT, OUTPUT, TOTAL)
 
 def _record(found: Fields, rule: UsageRule) -> UsageRecord:
     if not any(map(found.is_named, NEEDED)):
-        return NOTHING_REPORTED
+        return _nothing_understood(found)
     sent, output, total = (found.count(kind) for kind in NEEDED)
     # An intersection is of both.
     spoken = found.count(words.CACHED_AUDIO) or 0
@@ -231,6 +231,26 @@ def _record(found: Fields, rule: UsageRule) -> UsageRecord:
         placed,
         rest,
     )
+
+
+def _nothing_understood(found: Fields) -> UsageRecord:
+    """Return the record of a usage without input, output and total, which may have other counts."""
+    doubts = found.doubts(())
+    if not doubts:
+        return NOTHING_REPORTED
+    names = _names_of(doubts)
+    sent = sum(each.tokens for each in doubts if each.side == INPUT)
+    unplaced = Unplaced(
+        names=names,
+        reason=NO_RATE.format(", ".join(names)),
+        more_input=sent,
+        more_output=sum(each.tokens for each in doubts) - sent,
+    )
+    return replace(NOTHING_REPORTED, unplaced=unplaced)
+
+
+def _names_of(doubts: Iterable[Doubt]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(clean(each.name) for each in doubts))[:NAMED]
 
 
 def _written(found: Fields) -> int:
@@ -353,7 +373,7 @@ def _without_doubts(
     doubts = found.doubts(explained)
     if placed.is_sure and not (doubts or rest):
         return record
-    names = list(dict.fromkeys(clean(each.name) for each in doubts))[:NAMED]
+    names = _names_of(doubts)
     reasons, tokens = [], Counter[str]()
     for each in doubts:
         tokens[each.side] += each.tokens
@@ -369,7 +389,7 @@ def _without_doubts(
         reasons.append(NO_REST)
         tokens[INPUT if rule.rest == INPUT else ""] += rest
     unplaced = Unplaced(
-        names=tuple(names),
+        names=names,
         reason="; ".join(reasons),
         input=min(tokens[INPUT], usage.input),
         output=min(tokens[OUTPUT], usage.output),

@@ -38,6 +38,7 @@ from tests.postgresql import PROGRAMS
 from tests.programs.ledger.test_durability import record_from_processes
 from tests.resumed import SUBJECTS, run_allowed
 from tests.unit.ledger.test_durability import rows_of
+from tests.unit.ledger.test_uncounted import LATER, SERVER_SPAN, TOTAL, imported, spent
 from tests.unit.ledger.test_waiting import check_equivalence
 
 if TYPE_CHECKING:
@@ -266,6 +267,23 @@ def test_prune_and_import(
     for _ in range(2):
         assert main(["ledger", "import", str(path)]) == 0
         assert server.ask(database, counts.format("otel_limits_invocations")) == [(2, 1)]
+
+
+def test_uncounted_tokens_and_totals_give_way_to_calls(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a file: importing again adds nothing, and a total is replaced by its call."""
+    imported(tmp_path, TOTAL, SERVER_SPAN, SERVER_SPAN)
+    counts = "SELECT count(*), sum(tokens) FROM otel_limits_uncounted_spans"
+    tokens = "SELECT sum(input_tokens + output_tokens) FROM otel_limits_model_calls"
+    assert server.ask(database, counts) == [(1, 801)]
+    assert server.ask(database, tokens) == [(1000,)]
+    imported(tmp_path, LATER, TOTAL)
+    assert server.ask(database, tokens) == [(550,)]
+    answer = spent(capsys)
+    assert [each["tokens"] for each in answer["uncounted"]] == [801]
+    assert answer["complete"].startswith("Incomplete: 1 span with 801 tokens was not counted")
+    assert main(["audit", "verify"]) == 0
 
 
 def test_concurrent_prunes_count_each_invocation_once(

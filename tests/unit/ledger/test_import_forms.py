@@ -232,7 +232,7 @@ def test_memory_of_large_document_is_said(
 
 USAGE = {"gen_ai.usage.prompt_tokens": 700, "gen_ai.usage.completion_tokens": 101}
 OTHER = "00000000000000bb"
-LEFT_OUT = "1 span reports 801 tokens that are not counted, as nothing in them shows a model call: "
+LEFT_OUT = "1 span reports 801 tokens that are not counted, as no attribute shows a model call: "
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,239 @@
+"""Tokens of imported spans that show no model call: what they are, as far as it is known.
+
+A span that encloses model calls has their sum. Within the files of an import, its parents show
+that; for calls of other imports only the trace and the time do, as no row has the parents of a
+span. The total of an agent without any known call is one call, until its calls are imported. All
+other tokens are not counted, and named.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import sqlalchemy as sa
+
+from otel_limits.ledger.rows import portions
+from otel_limits.ledger.schema import (
+    CALLS,
+    INVOCATION_TABLE,
+    MODEL_CALL_TABLE,
+    RUNS,
+    UNCOUNTED_TABLE,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from otel_limits.ledger.database import Database
+    from otel_limits.ledger.imports import Traces
+    from otel_limits.ledger.otlp import Span, SpanKey
+    from otel_limits.otel.kinds import ShownCall
+
+PORTION: Final = 2_000
+"""Traces in a statement: SQLite allows 32,766 parameters, PostgreSQL 65,535."""
+
+NO_CALL: Final = "no attribute shows a model call"
+NO_MEANING: Final = "the meaning of {} is unknown"
+
+
+class LeftOut(NamedTuple):
+    """Tokens that are not counted."""
+
+    span: Span
+    cause: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What is known of the sums of an import, and of those in the ledger."""
+
+    totals: Sequence[tuple[Span, ShownCall]]
+    """Totals of agents that count as one call each."""
+    left_out: Sequence[LeftOut]
+    explained: Sequence[Stored]
+    """Totals and uncounted tokens in the ledger whose calls are known now."""
+
+
+# --- the rows of a ledger -------------------------------------------------------------------------
+
+
+class Stored(NamedTuple):
+    """A row of a ledger that is a call, or tokens that are not counted."""
+
+    key: SpanKey
+    invocation_id: str
+    owner: SpanKey
+    """The span of the invocation; without an agent there is none."""
+    start_us: int
+    end_us: int
+
+
+@dataclass(slots=True)
+class StoredTraces:
+    """The rows of a ledger that concern the traces of an import."""
+
+    totals: list[Stored] = field(default_factory=list)
+    uncounted: list[Stored] = field(default_factory=list)
+    calls: dict[str, list[Stored]] = field(default_factory=lambda: defaultdict(list))
+    """Calls of other imports and live ones, by trace, where the import has sums."""
+
+
+# A literal: a database uses a partial index only for exactly its condition.
+IS_IMPORTED: Final = CALLS.source == sa.literal_column("'import'")
+IS_TOTAL: Final = IS_IMPORTED & (CALLS.invocation_id == CALLS.trace_id.concat(CALLS.span_id))
+
+
+def stored_traces(database: Database, traces: Traces) -> StoredTraces:
+    """Read the rows that concern the traces of an import."""
+    found = StoredTraces()
+    everywhere = sorted({trace_id for trace_id, _ in traces.spans})
+    with_sums = sorted({key[0] for key, span in traces.spans.items() if span.stated})
+    calls, left_out = _select(MODEL_CALL_TABLE), _select(UNCOUNTED_TABLE)
+    with database.reading() as connection:
+        found.totals += _read(connection, calls.where(IS_TOTAL), CALLS.trace_id, everywhere)
+        found.uncounted += _read(connection, left_out, UNCOUNTED_TABLE.c.trace_id, everywhere)
+        for statement, trace_id in (
+            (calls.where(IS_IMPORTED), CALLS.trace_id),
+            (calls.where(RUNS.source == "live"), RUNS.trace_id),
+        ):
+            for each in _read(connection, statement, trace_id, with_sums):
+                if each.key not in traces.parents:  # others have known parents
+                    found.calls[each.key[0]].append(each)
+    return found
+
+
+def _select(table: sa.Table) -> sa.Select[Any]:
+    own = table.c
+    return sa.select(
+        sa.func.coalesce(own.trace_id, RUNS.trace_id),  # live calls have that of their invocation
+        sa.func.coalesce(own.span_id, ""),
+        own.invocation_id,
+        sa.func.coalesce(RUNS.span_id, ""),
+        own.at_us - sa.func.coalesce(own.duration_us, 0),
+        own.at_us,
+    ).select_from(table.outerjoin(INVOCATION_TABLE, RUNS.id == own.invocation_id))
+
+
+def _read(
+    connection: sa.Connection,
+    statement: sa.Select[Any],
+    trace_id: sa.ColumnElement[str],
+    traces: Sequence[str],
+) -> Iterator[Stored]:
+    for portion in portions(traces, PORTION):
+        for trace, span, invocation, owner, start_us, end_us in connection.execute(
+            statement.where(trace_id.in_(portion))
+        ):
+            yield Stored((trace, span), invocation, (trace, owner), start_us, end_us)
+
+
+# --- the sums of an import ------------------------------------------------------------------------
+
+
+def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> Settled:
+    """Decide which sums count as calls, and which tokens are not counted.
+
+    Args:
+        traces: The spans of the files.
+        calls: Model calls that count, and invocations that were recorded live.
+        stored: The rows of the ledger.
+    """
+    counted = set(calls)
+    summed = {key for each in counted for key in traces.keys_above(each)}
+    totals = []
+    for span, call in _agents_with_totals(traces):
+        is_known = span.key in summed or not counted.isdisjoint(_upwards(span, traces))
+        if not is_known and not _has_stored_calls(span, traces, stored):
+            totals.append((span, call))
+            counted.add(span.key)
+    summed |= {key for span, _ in totals for key in traces.keys_above(span.key)}
+    left_out = [
+        *_sums_left_out(traces, counted, summed, stored),
+        *_calls_left_out(traces.spans[key] for key in counted),
+    ]
+    loose = _loose_calls(traces, counted) if stored.totals or stored.uncounted else {}
+    kept = {each.span.key for each in left_out}
+    explained = []
+    for rows, still in ((stored.totals, counted), (stored.uncounted, kept)):
+        for row in rows:
+            if row.key in traces.parents:
+                is_explained = row.key not in still
+            else:
+                calls = loose.get(row.key[0], ())
+                is_explained = row.key in summed or any(_encloses(row, each) for each in calls)
+            if is_explained:
+                explained.append(row)
+    return Settled(totals, left_out, explained)
+
+
+def _agents_with_totals(traces: Traces) -> list[tuple[Span, ShownCall]]:
+    """Return agents with a total, the outer ones first: their totals include the inner ones."""
+    found = [(span, span.total) for span in traces.spans.values() if span.total is not None]
+    return sorted(found, key=lambda each: len(traces.keys_above(each[0].key)))
+
+
+def _upwards(span: Span, traces: Traces) -> Iterator[SpanKey]:
+    yield span.key
+    yield from traces.keys_above(span.key)
+
+
+def _sums_left_out(
+    traces: Traces, counted: Collection[SpanKey], summed: Collection[SpanKey], stored: StoredTraces
+) -> Iterator[LeftOut]:
+    """Iterate over outermost spans with tokens that are neither a call, nor its sum or its part."""
+    stated = {key for key, span in traces.spans.items() if span.stated and key not in summed}
+    of_ledger = (each.key for calls in stored.calls.values() for each in calls)
+    known = stated.union(counted, of_ledger)
+    for key in stated:
+        span = traces.spans[key]
+        is_part = not known.isdisjoint(traces.keys_above(key))
+        if key not in counted and not is_part and not _has_stored_calls(span, traces, stored):
+            cause = NO_MEANING.format(", ".join(span.unclear)) if span.unclear else NO_CALL
+            yield LeftOut(span, cause, span.stated)
+
+
+def _calls_left_out(calls: Iterable[Span]) -> Iterator[LeftOut]:
+    """Iterate over calls whose only tokens have an unknown meaning."""
+    for span in calls:
+        call = span.call
+        unplaced = None if call is None else call.record.unplaced
+        if call is None or unplaced is None or call.tokens or call.has_estimate:
+            continue
+        cause = NO_MEANING.format(", ".join(unplaced.names))
+        yield LeftOut(span, cause, unplaced.more_input + unplaced.more_output)
+
+
+def _has_stored_calls(span: Span, traces: Traces, stored: StoredTraces) -> bool:
+    """Return whether calls of other imports, or live ones, are within a span or around it."""
+    calls = stored.calls.get(span.trace_id, ())
+    may_be_part = bool(calls) and _is_loose(span, traces)
+    for call in calls:
+        if call.owner in traces.parents:
+            is_within = span.key == call.owner or span.key in traces.keys_above(call.owner)
+        else:
+            is_within = _encloses(span, call)
+        if is_within or (may_be_part and _encloses(call, span)):
+            return True
+    return False
+
+
+def _encloses(outer: Span | Stored, inner: Span | Stored) -> bool:
+    return outer.start_us <= inner.start_us and inner.end_us <= outer.end_us
+
+
+def _loose_calls(traces: Traces, keys: Collection[SpanKey]) -> dict[str, list[Span]]:
+    """Return the calls whose parents are not all in the files, by trace."""
+    found: defaultdict[str, list[Span]] = defaultdict(list)
+    for key in keys:
+        if _is_loose(traces.spans[key], traces):
+            found[key[0]].append(traces.spans[key])
+    return found
+
+
+def _is_loose(span: Span, traces: Traces) -> bool:
+    """Return whether the files lack a span above it."""
+    *_, last = _upwards(span, traces)
+    return traces.parents.get(last, last) is not None
