@@ -77,8 +77,8 @@ class LogObserver(BaseObserver):
             return
         self._unknown.add(name)
         logger.warning(
-            "The usage of model %r has tokens whose price is unknown: %s. They are counted, the "
-            "price of such calls is unknown, and limits in USD count its upper bound.",
+            "The usage of model %r has tokens with an unknown meaning: %s. The price of such calls "
+            "is unknown, and limits in USD count its upper bound.",
             clean(model),
             clean(name),
         )

@@ -190,7 +190,7 @@ def _record(found: Fields, rule: UsageRule) -> UsageRecord:
     read, written = max(found.count(words.CACHE_READ) or 0, spoken), _written(found)
     reported = Usage(input=sent or 0, output=output or 0, cache_read=read, cache_write=written)
     if rule.zeros_are_made_up and not (sent or output or total):
-        return UsageRecord(reported=reported, total=total)
+        return replace(_nothing_understood(found), reported=reported, total=total)
     thoughts = found.count(words.REASONING)
     placed = _placement(found, rule, read + written, thoughts or 0)
     if sent is not None:
