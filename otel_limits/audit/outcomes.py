@@ -24,16 +24,22 @@ OUTCOMES: Final = (
     Column("halted", "Halted", "count", is_key=True),
     Column("failed", "Failed", "count"),
     Column("lost", "Lost", "count"),
+    Column("interrupted", "Interrupted", "count"),
+    Column("unknown", "Unknown", "count"),
     Column("spent_on_successful_usd", "Spent on successful", "money"),
     Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
     Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
     Column("spent_on_lost_usd", "Spent on lost", "money"),
+    Column("spent_on_interrupted_usd", "Spent on interrupted", "money"),
+    Column("spent_on_unknown_usd", "Spent on unknown", "money"),
     Column("own_cost_per_success_usd", "Own cost per success", "money"),
     Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
     Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
 )
-KINDS: Final = ("successful", "halted", "failed", "lost")
+KINDS: Final = ("successful", "halted", "failed", "lost", "interrupted", "unknown")
 """Each ended invocation is exactly one of these."""
+UNDECIDED: Final = ("interrupted", "unknown")
+"""Those that are neither successful nor unsuccessful."""
 
 
 @dataclass(slots=True)
@@ -52,6 +58,12 @@ class Outcomes:
         self.unpriced += unpriced
 
     @property
+    def unsuccessful(self) -> int:
+        """Picodollars of those that had an end, and no natural one."""
+        others = ("successful", *UNDECIDED)
+        return self.pico.total() - sum(self.pico[kind] for kind in others)
+
+    @property
     def figures(self) -> tuple[Any, ...]:
         """The values of `OUTCOMES`."""
         successful, of_successful, total = (
@@ -59,6 +71,7 @@ class Outcomes:
             self.pico["successful"],
             self.pico.total(),
         )
+        decided = of_successful + self.unsuccessful
         return (
             self.counts.total(),
             *(self.counts[kind] for kind in KINDS),
@@ -66,7 +79,7 @@ class Outcomes:
             # Whole picodollars: money is never a float.
             self._usd(of_successful // successful if successful else None),
             self._usd(total // successful if successful else None),
-            (total - of_successful) / total if total else None,
+            self.unsuccessful / decided if decided else None,
         )
 
     def _usd(self, pico: int | None) -> Decimal | None:
@@ -94,8 +107,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
             each.add(outcome, *map(int, sums))
 
     def rank(item: tuple[tuple[Any, ...], Outcomes]) -> tuple[Any, ...]:
-        pico = item[1].pico
-        return (pico["successful"] - pico.total(), -pico.total(), *map(str, item[0]))
+        return (-item[1].unsuccessful, -item[1].pico.total(), *map(str, item[0]))
 
     ranked = sorted(groups.items(), key=rank)
     return Table(
@@ -106,5 +118,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
         note="Finished invocations that started in the selected period, with their own cost. "
         "Successful ones ended naturally, halted ones were ended by a limit, lost ones by "
-        "`otel-limits ledger end-lost`; all others failed.",
+        "`otel-limits ledger end-lost`; interrupted ones wait, e.g. for a person's answer, with "
+        "which another invocation continues. The end of an import may be unknown. All others "
+        "failed. The unsuccessful share is that of known ends.",
     )

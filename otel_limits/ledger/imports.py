@@ -44,6 +44,7 @@ from otel_limits.ledger.rows import (
     FORMER_PRICE,
     INVOCATIONS,
     MODEL_CALLS,
+    NOT_KNOWN,
     RECOUNTS,
     SAME_CALL_MICROSECONDS,
     TOOL_CALLS,
@@ -510,7 +511,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "limits": None,
         "started_us": span.start_us,
         "ended_us": span.end_us,
-        "reason": name(str(reason or ("error" if span.is_error else "unknown"))),
+        "reason": name(str(reason or ("error" if span.is_error else NOT_KNOWN))),
         "action": name(str(found.get(semconv.STOP_ACTION, "none"))),
         "breach_limit": _text(found.get(semconv.LIMIT_NAME)),
         "breach_cap": _text(cap),
@@ -546,7 +547,7 @@ def _trace_row(span: Span) -> Row:
         "blind": False,
         "started_us": span.start_us,
         "ended_us": span.end_us,
-        "reason": "unknown",
+        "reason": NOT_KNOWN,
         "action": "none",
     }
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.events import HALTED
 from otel_limits.core.terms import UNPLACED
-from otel_limits.ledger.rows import LOST, MAX_INTEGER, UNKNOWN_SIZE
+from otel_limits.ledger.rows import LOST, MAX_INTEGER, NOT_KNOWN, PAUSED, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
@@ -289,6 +289,8 @@ def outcomes(
         (succeeded, "successful"),
         (RUNS.action.in_(HALTED), "halted"),
         (RUNS.action == LOST, "lost"),
+        (RUNS.reason.in_(PAUSED) & RUNS.action.in_(NOT_HALTED), "interrupted"),
+        (RUNS.reason == NOT_KNOWN, "unknown"),
         else_="failed",
     )
     sums = [

@@ -47,6 +47,11 @@ EXPLAINED: Final = "explained"
 LOST: Final = "lost"
 """Stop reason and action of an invocation whose process vanished, as an operator declared it."""
 
+PAUSED: Final = ("checkpoint", "interrupt")
+"""Stop reasons of invocations that wait, e.g. for a person's answer: another one continues."""
+NOT_KNOWN: Final = "unknown"
+"""Stop reason of an imported invocation whose end no span shows."""
+
 State = Literal["measured", "zero", "unmeasured", "estimated", "failed", "interrupted"]
 
 UNKNOWN_SIZE: Final = ("unmeasured", "estimated", "interrupted")

@@ -279,6 +279,25 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
     assert Decimal(answer["totals"]["outcomes"]["spent_on_halted_usd"]) == 10
 
 
+def test_interrupted_and_unknown_ends_are_not_failures(ledger: LedgerFile, capsys: Output) -> None:
+    """An agent that asked a person has not failed, and an import may not show an end."""
+    write(
+        ledger.address,
+        Entry(calls=[Call(price="3")]),
+        Entry(calls=[Call(price="1")], reason="error"),
+        Entry(calls=[Call(price="5")], reason="interrupt"),
+        Entry(calls=[Call(price="7")], reason="unknown"),
+        Entry(agent="asks", calls=[Call(price="2")], reason="interrupt"),
+    )
+    worker, asks = asked(capsys, "--by", "agent")["outcomes"]
+    kinds = ("successful", "failed", "interrupted", "unknown")
+    assert [worker[kind] for kind in kinds] == [1, 1, 1, 1]
+    assert [Decimal(worker[f"spent_on_{kind}_usd"]) for kind in kinds] == [3, 1, 5, 7]
+    assert Decimal(worker["total_cost_per_success_usd"]) == 16
+    assert worker["unsuccessful_share"] == 0.25
+    assert (asks["failed"], asks["interrupted"], asks["unsuccessful_share"]) == (0, 1, None)
+
+
 def test_without_a_way_to_select_invocations_there_are_no_outcomes(
     ledger: LedgerFile, capsys: Output
 ) -> None:
