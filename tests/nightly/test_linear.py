@@ -1,9 +1,10 @@
-"""Text from outside takes CPU in proportion to its length, with any content."""
+"""Input from outside takes CPU in proportion to its length, with any content."""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import math
 import tempfile
@@ -15,6 +16,7 @@ from typing import Final
 import pytest
 
 from otel_limits.bindings.gateways import budget_refusal
+from otel_limits.cli import main
 from otel_limits.core.failures import is_failure, without_moving_parts
 from otel_limits.core.labels import clean
 from otel_limits.core.listings import listing_of, vendor_of
@@ -198,5 +200,44 @@ def test_twice_the_length_takes_at_most_two_and_a_half_times_the_cpu(
             fastest[each] = min(seconds, time.process_time() - begin)
         is_linear = fastest[4 * length] <= 2.5**2 * max(fastest[length], 0.002)
         if is_linear and attempt >= 2:
+            return
+    pytest.fail(f"{fastest}")
+
+
+MODELS: Final = 607
+"""More than a cache of usual size has: such a cache forgets each model before its next call."""
+
+
+def export_of(path: Path, models: int) -> str:
+    """Write an export of calls, twice of each model, and return its path."""
+    times = {"startTimeUnixNano": "1760000000000000000", "endTimeUnixNano": "1760000001000000000"}
+    with path.open("w", encoding="utf-8") as file:
+        for call in range(2 * MODELS):
+            said: dict[str, dict[str, object]] = {
+                "gen_ai.operation.name": {"stringValue": "chat"},
+                "gen_ai.provider.name": {"stringValue": "openai"},
+                "gen_ai.request.model": {"stringValue": f"gpt-4o-{call % models}"},
+                "gen_ai.usage.input_tokens": {"intValue": 1_200},
+                "gen_ai.usage.cache_read.input_tokens": {"intValue": 1_000},
+                "gen_ai.usage.output_tokens": {"intValue": 30},
+            }
+            attributes = [{"key": key, "value": value} for key, value in said.items()]
+            ids = {"traceId": f"{call + 1:032x}", "spanId": f"{call + 1:016x}"}
+            span = {"name": "chat", **ids, **times, "attributes": attributes}
+            batch = {"scopeSpans": [{"scope": {}, "spans": [span]}]}
+            file.write(json.dumps({"resourceSpans": [batch]}) + "\n")
+    return str(path)
+
+
+def test_import_of_many_models_takes_at_most_four_times_the_cpu_of_one(tmp_path: Path) -> None:
+    """What is looked up for a model is looked up once, not for each of its calls."""
+    one, many = export_of(tmp_path / "one", 1), export_of(tmp_path / "many", MODELS)
+    fastest = {one: math.inf, many: math.inf}
+    for attempt, file in itertools.product(range(10), fastest):
+        ledger = str(tmp_path / f"{Path(file).name}-{attempt}.db")
+        begin = time.process_time()
+        assert main(["ledger", "import", file, "--ledger", ledger]) == 0
+        fastest[file] = min(fastest[file], time.process_time() - begin)
+        if attempt >= 2 and fastest[many] <= 4 * fastest[one]:
             return
     pytest.fail(f"{fastest}")
