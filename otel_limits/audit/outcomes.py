@@ -1,4 +1,4 @@
-"""Spend on successful, halted, failed and lost invocations."""
+"""Spend on successful, halted, killed, failed and lost invocations."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ OUTCOMES: Final = (
     Column("invocations", "Invocations", "count"),
     Column("successful", "Successful", "count", is_key=True),
     Column("halted", "Halted", "count", is_key=True),
+    Column("killed", "Killed", "count"),
     Column("failed", "Failed", "count"),
     Column("lost", "Lost", "count"),
     Column("interrupted", "Interrupted", "count"),
     Column("unknown", "Unknown", "count"),
     Column("spent_on_successful_usd", "Spent on successful", "money"),
     Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
+    Column("spent_on_killed_usd", "Spent on killed", "money"),
     Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
     Column("spent_on_lost_usd", "Spent on lost", "money"),
     Column("spent_on_interrupted_usd", "Spent on interrupted", "money"),
@@ -36,7 +38,7 @@ OUTCOMES: Final = (
     Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
     Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
 )
-KINDS: Final = ("successful", "halted", "failed", "lost", "interrupted", "unknown")
+KINDS: Final = ("successful", "halted", "killed", "failed", "lost")
 """Each ended invocation is exactly one of these."""
 UNDECIDED: Final = ("interrupted", "unknown")
 """Those that are neither successful nor unsuccessful."""
@@ -117,8 +119,6 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         rows=[(*key, *each.figures) for key, each in ranked],
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
         note="Finished invocations that started in the selected period, with their own cost. "
-        "Successful ones ended naturally, halted ones were ended by a limit, lost ones by "
-        "`otel-limits ledger end-lost`; interrupted ones wait, e.g. for a person's answer, with "
-        "which another invocation continues. The end of an import may be unknown. All others "
-        "failed. The unsuccessful share is that of known ends.",
+        "Successful ones ended naturally, halted ones were ended by a limit, killed ones on "
+        "request, lost ones by `otel-limits ledger end-lost`; all others failed.",
     )

@@ -288,6 +288,7 @@ def outcomes(
     outcome = sa.case(
         (succeeded, "successful"),
         (RUNS.action.in_(HALTED), "halted"),
+        (RUNS.action == "killed", "killed"),
         (RUNS.action == LOST, "lost"),
         (RUNS.reason.in_(PAUSED) & RUNS.action.in_(NOT_HALTED), "interrupted"),
         (RUNS.reason == NOT_KNOWN, "unknown"),

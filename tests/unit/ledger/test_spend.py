@@ -254,7 +254,7 @@ def test_cache_savings_are_shown(ledger: LedgerFile, capsys: Output) -> None:
 
 
 def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
-    """What went into failed and lost invocations is not spent on successful ones either."""
+    """What went into killed, failed and lost invocations is spent on neither success nor halts."""
     write(
         ledger.address,
         Entry(calls=[Call(price="1")]),
@@ -267,10 +267,10 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
     )
     answer = asked(capsys, "--by", "agent,model")
     worker, silent = answer["outcomes"]
-    kinds = ("successful", "halted", "failed", "lost")
+    kinds = ("successful", "halted", "killed", "failed", "lost")
     assert worker["invocations"] == 6
-    assert [worker[kind] for kind in kinds] == [2, 1, 2, 1]
-    assert [Decimal(worker[f"spent_on_{kind}_usd"]) for kind in kinds] == [3, 10, 11, 6]
+    assert [worker[kind] for kind in kinds] == [2, 1, 1, 1, 1]
+    assert [Decimal(worker[f"spent_on_{kind}_usd"]) for kind in kinds] == [3, 10, 4, 7, 6]
     assert Decimal(worker["own_cost_per_success_usd"]) == Decimal("1.5")
     assert Decimal(worker["total_cost_per_success_usd"]) == 15
     assert worker["unsuccessful_share"] == 0.9
