@@ -113,9 +113,10 @@ def _amounts(found: Balance) -> str:
 
 def _unknown(found: Balance) -> list[str]:
     parts = []
-    if found.unmeasured_calls:
-        share = written(found.unmeasured_calls / found.calls.calls, "share")
-        parts.append(f"{share} of calls are unmeasured")
+    unknown = {"estimated": found.estimated_calls, "unmeasured": found.unmeasured_calls}
+    for word, calls in unknown.items():
+        if calls:
+            parts.append(f"{written(calls / found.calls.calls, 'share')} of calls are {word}")
     if found.unpriced_tokens:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
         parts.append(f"{share} of tokens are unpriced")

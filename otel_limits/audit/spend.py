@@ -40,13 +40,14 @@ FIGURES: Final = (
     Column("cost_usd", "Cost", "money", is_key=True),
     Column("cache_saved_usd", "Saved by cache", "money"),
     Column("unpriced_tokens", "Unpriced tokens", "count"),
+    Column("estimated_calls", "Estimated calls", "count"),
     Column("unmeasured_calls", "Unmeasured calls", "count"),
 )
 ALL_NOTE: Final = (
     "Input includes cached tokens. Cost covers calls with a known price; tokens of other calls are "
     "unpriced. Saved by cache is how much more the calls would have cost without caching; it is "
-    "negative if more was written to caches than read. Calls without reported usage are "
-    "unmeasured, and counted by estimate."
+    "negative if more was written to caches than read. Calls without reported usage are estimated, "
+    "or unmeasured if they count no estimate."
 )
 
 
@@ -146,6 +147,7 @@ def _totals(total: Sums, ended: Sequence[Any]) -> list[Any]:
         ("Saved by cache", "money", total.cache_saved),
         *((each.title, each.kind, value) for each, value in figures if each.kind == "money"),
         ("Unpriced tokens", "count", total.unpriced_tokens),
+        ("Estimated calls", "count", total.estimated_calls),
         ("Unmeasured calls", "count", total.unmeasured_calls),
     ]
 
@@ -243,6 +245,7 @@ def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> 
         sums.cost,
         sums.cache_saved,
         sums.unpriced_tokens,
+        sums.estimated_calls,
         sums.unmeasured_calls,
         *(use.figures if uses is not None else ()),
     )

@@ -25,6 +25,7 @@ class Ended:
     unpriced: int = 0
     synthetic: int = 0
     zero_calls: int = 0
+    estimated_calls: int = 0
     unmeasured_calls: int = 0
 
 
@@ -36,6 +37,7 @@ COLUMNS: Final = (
     Column("invocations", "Invocations", "count", is_key=True),
     Column("synthetic_halts", "Synthetic halts", "count"),
     Column("zero_token_calls", "Zero-token calls", "count"),
+    Column("estimated_calls", "Estimated calls", "count"),
     Column("unmeasured_calls", "Unmeasured calls", "count"),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money"),
@@ -111,13 +113,15 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         ended = groups.setdefault(_key(row), Ended())
         if row.state == "zero":
             ended.zero_calls += row.calls
+        elif row.estimated:
+            ended.estimated_calls += row.calls
         else:
             ended.unmeasured_calls += row.calls
     # By name for equal counts, so that the order is stable.
     in_order = sorted(groups.items(), key=lambda item: (-item[1].invocations, item[0]))
     rows = [(*key, *_figures(ended)) for key, ended in in_order]
     # From the rows rather than another query, so that the total matches them.
-    figures = [sum(row[index] for row in rows) for index in range(KEYS, KEYS + 5)]
+    figures = [sum(row[index] for row in rows) for index in range(KEYS, KEYS + 6)]
     unpriced = sum(ended.unpriced for ended in groups.values())
     # Unknown if no call has a price: a sum of nothing is not $0.00.
     cost = known_cost(sum(ended.pico for ended in groups.values()), unpriced)
@@ -129,8 +133,9 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         total=("total", "", "", "", *figures, cost, unpriced),
         note="A would-be halt is one that the action observe left out; metrics count the "
         "invocation under its reason. A synthetic halt added a message that no model wrote. For "
-        "a zero-token call the provider reported zero; for an unmeasured one it reported "
-        "nothing, or the stream ended before that. Cost covers calls with a known price.",
+        "a zero-token call the provider reported zero. For an estimated one it reported nothing, "
+        "or the stream ended before that; an unmeasured one counts no estimate. Cost covers calls "
+        "with a known price.",
     )
 
 
@@ -144,6 +149,7 @@ def _figures(ended: Ended) -> tuple[Any, ...]:
         ended.invocations,
         ended.synthetic,
         ended.zero_calls,
+        ended.estimated_calls,
         ended.unmeasured_calls,
         ended.tokens,
         known_cost(ended.pico, ended.unpriced),

@@ -31,11 +31,12 @@ class Sums:
     """Picodollars that caching saved."""
     has_saved: bool = False
     unpriced_tokens: int = 0
+    estimated_calls: int = 0
     unmeasured_calls: int = 0
 
     def add(self, row: Sequence[Any]) -> None:
         """Add one group of calls, as summed by the ledger."""
-        calls, sent, received, cached, written, pico, saved, unpriced, unmeasured = row
+        calls, sent, received, cached, written, pico, saved, unpriced, *unknown = row
         self.calls += int(calls)
         self.input += int(sent)
         self.output += int(received)
@@ -47,6 +48,8 @@ class Sums:
         self.saved += int(saved or 0)
         self.has_saved |= saved is not None
         self.unpriced_tokens += int(unpriced)
+        estimated, unmeasured = unknown
+        self.estimated_calls += int(estimated)
         self.unmeasured_calls += int(unmeasured)
 
     @property
@@ -71,7 +74,8 @@ class Sums:
         pico = self.pico if self.has_price else None
         saved = self.saved if self.has_saved else None
         counted = (self.calls, self.input, self.output, self.cached, self.written)
-        return (*counted, pico, saved, self.unpriced_tokens, self.unmeasured_calls)
+        unknown = (self.estimated_calls, self.unmeasured_calls)
+        return (*counted, pico, saved, self.unpriced_tokens, *unknown)
 
     @property
     def cached_share(self) -> float | None:

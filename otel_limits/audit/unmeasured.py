@@ -21,9 +21,9 @@ COLUMNS: Final = (
     Column("tokens", "Tokens", "count"),
 )
 REASONS: Final = {
-    "estimated": "the provider reported no usage, or only a part: estimated",
-    "unmeasured": "the provider reported no usage: not counted",
-    "interrupted": "the answer ended before its usage: estimated",
+    "estimated": "the provider reported no usage, or only a part",
+    "unmeasured": "the provider reported no usage",
+    "interrupted": "the answer ended before its usage",
 }
 """Why a call has no measured size, by its state."""
 
@@ -35,7 +35,7 @@ def unmeasured(inquiry: AuditQuery) -> Answer:
     inquiry.require_known()
     found = inquiry.work.through(unmeasured_calls(inquiry.connection, inquiry.selection))
     table = unmeasured_table(found)
-    title = "Unmeasured calls"
+    title = "Estimated and unmeasured calls"
     return Answer(question="unmeasured", title=title, about=inquiry.about, tables=[table])
 
 
@@ -43,7 +43,7 @@ def unmeasured_table(found: Iterable[Any]) -> Table:
     """Build a table by agent, model and reason, the most calls first."""
     calls, tokens = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for row in found:
-        for reason in _reasons(row.state, row.price_basis):
+        for reason in _reasons(row):
             key = (row.agent, row.model, reason)
             calls[key] += row.calls
             tokens[key] += int(row.tokens or 0)
@@ -54,16 +54,16 @@ def unmeasured_table(found: Iterable[Any]) -> Table:
         title="Calls without measured usage, or with tokens of unknown rates",
         columns=COLUMNS,
         rows=[(*key, calls[key], tokens[key]) for key in in_order],
-        note="Tokens of unknown rates are counted, and their price is unknown. The reason contains "
-        "the provider's names.",
+        note="Estimated calls count an estimate, and unmeasured calls do not. Tokens of unknown rates are counted, and their price is unknown. The "
+        "reason contains the provider's names.",
     )
 
 
-def _reasons(state: str, basis: str | None) -> Iterator[str]:
-    if state in REASONS:
-        yield REASONS[state]
+def _reasons(row: Any) -> Iterator[str]:
+    if row.state in REASONS:
+        yield f"{'estimated' if row.estimated else 'unmeasured'}: {REASONS[row.state]}"
     try:
-        known = json.loads(basis or "{}")
+        known = json.loads(row.price_basis or "{}")
     except (ValueError, RecursionError):  # a row that was edited by hand
         return
     reason = known.get(UNPLACED) if isinstance(known, dict) else None

@@ -32,7 +32,7 @@ from otel_limits.audit.formatting import written
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.reconcile import AUTHORIZATION_FILE, reconcile
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.rows import MICROSECONDS, UNKNOWN_SIZE
+from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret
@@ -276,11 +276,12 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
     from otel_limits.ledger.queries import uncounted_sums
 
     calls, tokens = balance.calls.calls, balance.calls.tokens
-    found = balance.unmeasured_calls
-    share = f"{found / calls:.1%} of all" if calls else ""
-    look = "audit spend --by model --where " + ",".join(f"state={each}" for each in UNKNOWN_SIZE)
-    # Never a failure: the provider reported nothing.
-    yield Check("Unmeasured calls", found, OK, share, command_on(inquiry, look) if found else "")
+    unknown = {"Estimated": balance.estimated_calls, "Unmeasured": balance.unmeasured_calls}
+    for word, found in unknown.items():
+        share = f"{found / calls:.1%} of all" if calls else ""
+        command = command_on(inquiry, "audit unmeasured") if found else ""
+        # Never a failure: the provider reported nothing.
+        yield Check(f"{word} calls", found, OK, share, command)
     found = balance.unpriced_tokens
     share = f"{found / tokens:.1%} of all" if tokens else ""
     look = "ledger reprice --dry-run"

@@ -54,6 +54,7 @@ class Balance(NamedTuple):
     invocations: int
     open_invocations: int
     oldest_open_us: int | None
+    estimated_calls: int
     unmeasured_calls: int
     unpriced_tokens: int
 
@@ -87,7 +88,9 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
     of_open = _one(connection, sa.select(*SUMS).select_from(its_calls).where(is_open))
     oldest = sa.select(sa.func.count(), sa.func.min(RUNS.started_us)).where(is_open)
     waiting = _one(connection, oldest)
-    unmeasured = sa.select(sa.func.count()).select_from(MODEL_CALL_TABLE).where(IS_OF_UNKNOWN_SIZE)
+    is_estimate = (CALLS.estimated, ~CALLS.estimated)
+    unknown = sa.select(*(sa.func.count().filter(each) for each in is_estimate))
+    of_unknown_size = _one(connection, unknown.where(IS_OF_UNKNOWN_SIZE))
     return Balance(
         calls=Sum(*calls[:4]),
         ended=Sum(*ended[:4]),
@@ -95,7 +98,8 @@ def balance(connection: sa.Connection, calls: Sequence[int] | None = None) -> Ba
         invocations=ended[4] + waiting[0],
         open_invocations=waiting[0],
         oldest_open_us=waiting[1] or None,
-        unmeasured_calls=_one(connection, unmeasured)[0],
+        estimated_calls=of_unknown_size[0],
+        unmeasured_calls=of_unknown_size[1],
         unpriced_tokens=calls[4],
     )
 

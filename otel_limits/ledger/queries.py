@@ -83,10 +83,16 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     candidates = sa.union_all(of_unknown_size, without_tokens)
     call = MODEL_CALL_TABLE.alias()
     statement = (
-        _of_runs(selection, *keys, call.c.state, sa.func.count().label("calls"))
+        _of_runs(
+            selection,
+            *keys,
+            call.c.state,
+            call.c.estimated,
+            sa.func.count().label("calls"),
+        )
         .join(call, call.c.invocation_id == RUNS.id)
         .where(call.c.id.in_(candidates), call.c.state.in_(("zero", *UNKNOWN_SIZE)))
-        .group_by(*keys, call.c.state)
+        .group_by(*keys, call.c.state, call.c.estimated)
     )
     yield from connection.execute(statement)
 
@@ -94,7 +100,7 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 def unmeasured_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Count calls without a measured size, or with tokens of unknown rates."""
     call = MODEL_CALL_TABLE.alias()
-    keys = (call.c.agent, call.c.model, call.c.state, call.c.price_basis)
+    keys = (call.c.agent, call.c.model, call.c.state, call.c.estimated, call.c.price_basis)
     is_unplaced = call.c.price_basis.like(f'%"{UNPLACED}"%')
     statement = (
         _of_runs(

@@ -156,7 +156,7 @@ IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
 PARTIAL_INDEXES: Final = (
     """
     CREATE INDEX ix_otel_limits_model_calls_unknown_size
-    ON otel_limits_model_calls (day, agent, model, at_us)
+    ON otel_limits_model_calls (day, agent, model, at_us, estimated)
     WHERE state IN ('unmeasured', 'estimated', 'interrupted')
     """,
     """

@@ -50,10 +50,15 @@ def _sums(
     )
 
 
-UNMEASURED: Final = sa.func.count().filter(CALLS.state.in_(UNKNOWN_SIZE))
+IS_UNKNOWN: Final = CALLS.state.in_(UNKNOWN_SIZE)
+OF_UNKNOWN_SIZE: Final = (
+    sa.func.count().filter(IS_UNKNOWN, CALLS.estimated),
+    sa.func.count().filter(IS_UNKNOWN, ~CALLS.estimated),
+)
+"""Calls that count by an estimate, and those that do not count."""
 SUMS_OF_ALL: Final = _sums(CALLS.price_pico, sa.func.sum(CALLS.cache_saved_pico))
-SUMS: Final = (*SUMS_OF_ALL, UNMEASURED)
-RECORDED_SUMS: Final = (*_sums(RECORDED_PICO, sa.null()), UNMEASURED)
+SUMS: Final = (*SUMS_OF_ALL, *OF_UNKNOWN_SIZE)
+RECORDED_SUMS: Final = (*_sums(RECORDED_PICO, sa.null()), *OF_UNKNOWN_SIZE)
 """The same at recorded prices; what caching saved was not recorded."""
 
 NOTHING: Final[sa.ColumnElement[int]] = sa.literal_column("0")
@@ -77,8 +82,8 @@ def spend(
     Yields:
         The properties of a group, `day` as days and `hour` as hours since the epoch, or `QUARTER`
         instead if days are not those of UTC; and its calls, input, output, cached and written
-        tokens, picodollars, those that caching saved, unpriced tokens and unmeasured calls. A
-        group may come in several parts.
+        tokens, picodollars, those that caching saved, unpriced tokens, estimated and unmeasured
+        calls. A group may come in several parts.
     """
     named = {*by, *(each.name for each in selection.where)}
     rows: Iterable[Sequence[Any]]
@@ -144,8 +149,9 @@ def from_indexes(names: Sequence[str], selection: Selection) -> sa.CompoundSelec
 
     One statement, so that both see the same calls.
     """
-    calls = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_ALL, NOTHING))
-    unknown = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_NONE, sa.func.count()))
+    calls = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_ALL, NOTHING, NOTHING))
+    counts = [sa.func.count().filter(each) for each in (CALLS.estimated, ~CALLS.estimated)]
+    unknown = grouped(MODEL_CALL_TABLE, names, selection, (*SUMS_OF_NONE, *counts))
     return sa.union_all(calls, unknown.where(IS_OF_UNKNOWN_SIZE))
 
 

@@ -43,12 +43,12 @@ def ask(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 def test_spend_by_agent_and_model(week: LedgerFile, ask: Ask) -> None:
-    """Calls, tokens, cached share, cost, unpriced and unmeasured, the most expensive first."""
+    """Calls, tokens, cached share, cost, unpriced, estimated and unmeasured, the costliest first."""
     rows, money = ask("spend")["spend"], ("0.030000000000", "0.009000000000")
     assert [tuple(row.values()) for row in rows] == [
-        ("research", "big", 2, 3000, 500, 3500, pytest.approx(2 / 3), 0, *money, 0, 0),
-        ("writer", "small", 3, 80, 12, 92, 0.0, 5, "0.000000000001", "-0.001000000000", 77, 1),
-        ("research", "small", 1, 500, 50, 550, 0.0, 0, None, None, 550, 0),
+        ("research", "big", 2, 3000, 500, 3500, pytest.approx(2 / 3), 0, *money, 0, 0, 0),
+        ("writer", "small", 3, 80, 12, 92, 0.0, 5, "0.000000000001", "-0.001000000000", 77, 1, 0),
+        ("research", "small", 1, 500, 50, 550, 0.0, 0, None, None, 550, 0, 0),
     ]
 
 
@@ -206,6 +206,7 @@ def test_the_table_on_a_terminal(week: LedgerFile, capsys: pytest.CaptureFixture
         "$0.009",
         "0",
         "0",
+        "0",
     ]
     assert "–" in next(each for each in text.splitlines() if "550" in each)  # noqa: RUF001
 
@@ -278,13 +279,16 @@ def test_refused_tool_calls_are_beside_the_stops(ledger: LedgerFile, ask: Ask) -
 
 
 def test_stops_by_reason(halts: LedgerFile, ask: Ask) -> None:
-    """Synthetic halts, real zero-token calls and unmeasured calls are three columns."""
+    """Synthetic halts, zero-token calls, estimated and unmeasured calls are four columns."""
     rows = {(row["reason"], row["agent"]): row for row in ask("stops")["stops"]}
-    columns = ("invocations", "synthetic_halts", "zero_token_calls", "unmeasured_calls")
+    columns = (
+        *("invocations", "synthetic_halts", "zero_token_calls"),
+        *("estimated_calls", "unmeasured_calls"),
+    )
     assert {key: tuple(row[name] for name in columns) for key, row in rows.items()} == {
-        ("end_turn", "worker"): (2, 0, 1, 2),
-        ("max_turns", "worker"): (2, 2, 0, 0),
-        ("max_turns", "other"): (1, 0, 0, 0),
+        ("end_turn", "worker"): (2, 0, 1, 1, 1),
+        ("max_turns", "worker"): (2, 2, 0, 0, 0),
+        ("max_turns", "other"): (1, 0, 0, 0, 0),
     }
 
 

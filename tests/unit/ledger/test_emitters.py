@@ -224,7 +224,7 @@ def test_calls_without_measured_usage_are_listed_with_the_reason(
     assert {(each["reason"], each["calls"], each["tokens"]) for each in rows} == {
         ("the rate of its gen_ai.usage.quantum_input_tokens is unknown", 1, 15),
         ("its total has more tokens than its parts", 1, 40),
-        ("the provider reported no usage: not counted", 1, 0),
+        ("unmeasured: the provider reported no usage", 1, 0),
     }
     prices = [each["price_pico"] for each in ledger.calls() if each["input_tokens"]]
     assert sorted(each is None for each in prices) == [False, True, True]

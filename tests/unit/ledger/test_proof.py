@@ -326,7 +326,7 @@ def test_a_call_after_the_end_counts_in_every_question(
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
 
 
-def test_unmeasured_and_unpriced_shares_are_reported(
+def test_estimated_unmeasured_and_unpriced_shares_are_reported(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It fails nothing: the numbers are complete, but some of them are estimates."""
@@ -338,10 +338,15 @@ def test_unmeasured_and_unpriced_shares_are_reported(
     status, answer = ask(capsys, "verify")
     assert status == 0
     told = {each["check"]: (each["found"], each["state"], each["why"]) for each in answer["verify"]}
-    assert told["Unmeasured calls"] == (2, "ok", "25.0% of all")
+    assert told["Estimated calls"] == told["Unmeasured calls"] == (1, "ok", "12.5% of all")
     assert told["Unpriced tokens"] == (120, "ok", "14.3% of all")
-    complete = ask(capsys, "spend")[1]["complete"]
-    assert "25.0% of calls are unmeasured; 14.3% of tokens are unpriced." in complete
+    for by in ("model", "provider"):  # from an index, and from the rows
+        spent = ask(capsys, "spend", "--by", by)[1]
+        (row,) = spent["spend"]
+        assert (row["estimated_calls"], row["unmeasured_calls"]) == (1, 1)
+    assert (
+        "12.5% of calls are estimated; 12.5% of calls are unmeasured; 14.3% of tokens are unpriced."
+    ) in spent["complete"]
 
 
 # --- rows that wait -------------------------------------------------------------------------------

@@ -571,7 +571,7 @@ def test_a_plugin_records_too(ledger: LedgerFile, make_agent: MakeAgent) -> None
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 @pytest.mark.parametrize(
-    ("answer", "unmeasured"),
+    ("answer", "estimated"),
     [
         (says("an answer"), 0),
         (says("an answer", usage=None), 1),
@@ -580,12 +580,12 @@ def test_a_plugin_records_too(ledger: LedgerFile, make_agent: MakeAgent) -> None
     ],
     ids=["whole", "unreported", "broken off", "not sent"],
 )
-def test_stream_that_ends_early_is_unmeasured(
+def test_stream_that_ends_early_is_estimated(
     ledger: LedgerFile,
     capsys: pytest.CaptureFixture[str],
     subject: Any,
     answer: Any,
-    unmeasured: int,
+    estimated: int,
 ) -> None:
     """Its tokens are an estimate, so the audit does not call them measured."""
     enable()
@@ -595,5 +595,6 @@ def test_stream_that_ends_early_is_unmeasured(
     (row,) = ledger.calls()
     assert main(["audit", "spend", "--format", "json"]) == 0
     spent = json.loads(capsys.readouterr().out)
-    assert (spent["totals"]["spend"]["unmeasured_calls"], row["estimated"]) == (unmeasured,) * 2
-    assert ("100.0% of calls are unmeasured" in spent["complete"]) == (unmeasured == 1)
+    assert (spent["totals"]["spend"]["estimated_calls"], row["estimated"]) == (estimated,) * 2
+    assert spent["totals"]["spend"]["unmeasured_calls"] == 0
+    assert ("100.0% of calls are estimated" in spent["complete"]) == (estimated == 1)
