@@ -54,8 +54,8 @@ def unmeasured_table(found: Iterable[Any]) -> Table:
         title="Calls without measured usage, or with tokens of unknown rates",
         columns=COLUMNS,
         rows=[(*key, calls[key], tokens[key]) for key in in_order],
-        note="Estimated calls count an estimate, and unmeasured calls do not. Tokens of unknown rates are counted, and their price is unknown. The "
-        "reason contains the provider's names.",
+        note="Estimated calls count an estimate, and unmeasured calls do not. Tokens of unknown "
+        "rates are counted, and their price is unknown. The reason contains the provider's names.",
     )
 
 

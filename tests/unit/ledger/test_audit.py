@@ -43,7 +43,7 @@ def ask(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> Ask:
 
 
 def test_spend_by_agent_and_model(week: LedgerFile, ask: Ask) -> None:
-    """Calls, tokens, cached share, cost, unpriced, estimated and unmeasured, the costliest first."""
+    """All figures, the costliest first."""
     rows, money = ask("spend")["spend"], ("0.030000000000", "0.009000000000")
     assert [tuple(row.values()) for row in rows] == [
         ("research", "big", 2, 3000, 500, 3500, pytest.approx(2 / 3), 0, *money, 0, 0, 0),
