@@ -9,6 +9,7 @@ from typing import Any, Final
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.formatting import UNFINISHED, written
+from otel_limits.audit.limits_in_force import OF_AGENTS, limits_table
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.repeats import RepeatGroup, group_repeats
 from otel_limits.audit.sums import Sums
@@ -107,6 +108,7 @@ def show(inquiry: AuditQuery, identity: str) -> Answer:
             tree_table(tops),
             turns_table(inquiry, runs, tools),
             tools_table(runs, tools),
+            limits_table(runs),
             *([tasks_table(legs)] if legs else []),
         ],
         summary=summary(branches, tools) + _task_of(branches, legs),
@@ -289,7 +291,7 @@ SHOW: Final = Question(
     name="show",
     help="Show one budget tree with its usage and halt.",
     answer=show,
-    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS, "tasks": TASKS},
+    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS, "limits": OF_AGENTS, "tasks": TASKS},
     optional=frozenset({"tasks"}),
     options=(
         Option(

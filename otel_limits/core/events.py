@@ -99,15 +99,17 @@ class Started:
     """True if quotas may apply to its model calls."""
     configured_action: str = "halt"
     """The configured action at a limit, such as `ask`."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where each cap is set, by its name; for one tool as `max_calls_per_tool.search`."""
     unpriced: str | None = None
     """Behavior for calls without a price, `warn` or `halt`; `None` without a limit in USD."""
     note: str = ""
     """A sentence about what the framework does not support for this invocation."""
 
     def __post_init__(self) -> None:
-        """Copy both dictionaries, so that later changes don't affect the event."""
-        object.__setattr__(self, "attributes", FrozenDict(self.attributes))
-        object.__setattr__(self, "tree", FrozenDict(self.tree))
+        """Copy the dictionaries, so that later changes don't affect the event."""
+        for name in ("attributes", "tree", "origins"):
+            object.__setattr__(self, name, FrozenDict(getattr(self, name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -445,6 +447,16 @@ class PolicyRead:
     """The limits that are looser than in the previous version, one phrase each."""
     changeable: bool = False
     """True if the user of this process, and so a tool of its agents, can change the file."""
+    reloaded: bool = False
+    """True if this process used a version before, which `loosened` compares with."""
+    digest: str = ""
+    """SHA-256 of the file, in hexadecimal digits; empty if it could not be read."""
+    owner: str = ""
+    """Owner of the file; empty if unknown. Who changed it is not known."""
+    modified: float | None = None
+    """Modification time of the file, in seconds since the epoch."""
+    at: float = field(default_factory=time.time)
+    """Wall clock time, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

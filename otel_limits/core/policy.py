@@ -259,6 +259,14 @@ class Policy:
         """Return where a cap is set; empty if unknown."""
         return self.origins.get(f"{limit}.{tool}") or self.origins.get(limit, "")
 
+    def sources(self, prefix: str = "") -> dict[str, str]:
+        """Return where each of its caps is set, by its name with a prefix."""
+        return {
+            prefix + (f"{name}.{tool}" if tool else name): self.origin_of(prefix + name, tool)
+            for name, cap in self.limits.items()
+            for tool in (cap if isinstance(cap, Mapping) else (None,))
+        }
+
     def exempts(self, tool: str) -> bool:
         """Return whether loop limits ignore `tool`; the most specific glob decides."""
         # Ranked together: `poll_*` may be exempt although `poll_orders` is watched.

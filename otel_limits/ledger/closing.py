@@ -43,6 +43,7 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MAINTENANCE_TABLE,
     MODEL_CALL_TABLE,
+    POLICY_TABLE,
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
@@ -163,6 +164,7 @@ SEALED: Final = (
     Sealed("tools", TOOL_CALL_TABLE, RUNS.ended_us, _columns(TOOL_CALL_TABLE)),
     Sealed("uncounted", UNCOUNTED_TABLE, UNCOUNTED_TABLE.c.at_us, _columns(UNCOUNTED_TABLE)),
     Sealed("grants", QUOTA_CHANGE_TABLE, QUOTA_CHANGE_TABLE.c.at_us, _columns(QUOTA_CHANGE_TABLE)),
+    Sealed("policies", POLICY_TABLE, POLICY_TABLE.c.at_us, _columns(POLICY_TABLE)),
     Sealed(
         "maintenance",
         MAINTENANCE_TABLE,
@@ -228,6 +230,7 @@ FIRST_TIMES: Final = (
     (INVOCATION_TABLE, "started_us"),
     (UNCOUNTED_TABLE, "at_us"),
     (QUOTA_CHANGE_TABLE, "at_us"),
+    (POLICY_TABLE, "at_us"),
     (MAINTENANCE_TABLE, "at_us"),
 )
 

@@ -42,6 +42,7 @@ from otel_limits.ledger.rows import (
     ENDING,
     EXPLAINED,
     FORMER_PRICE,
+    IN_FORCE,
     INVOCATIONS,
     MODEL_CALLS,
     NOT_KNOWN,
@@ -508,7 +509,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "span_id": span.span_id,
         "source": "import",
         "blind": False,
-        "limits": None,
+        **dict.fromkeys(IN_FORCE),
         "started_us": span.start_us,
         "ended_us": span.end_us,
         "reason": name(str(reason or ("error" if span.is_error else NOT_KNOWN))),
@@ -537,7 +538,7 @@ def _trace_row(span: Span) -> Row:
     """Return the invocation of calls without an agent, as queries add up invocations."""
     return {
         **dict.fromkeys(ENDING),
-        **dict.fromkeys(("parent_id", "session_id", "conversation", "span_id", "limits")),
+        **dict.fromkeys((*IN_FORCE, "parent_id", "session_id", "conversation", "span_id")),
         "id": span.trace_id,
         "root_id": span.trace_id,
         "task_id": span.trace_id,

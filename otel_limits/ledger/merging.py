@@ -14,6 +14,7 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MAINTENANCE_TABLE,
     MODEL_CALL_TABLE,
+    POLICY_TABLE,
     QUOTA_CHANGE_TABLE,
     RUNS,
     TOOL_CALL_TABLE,
@@ -57,7 +58,7 @@ def _rows(source: sa.Connection) -> Iterator[Rows]:
     for table in OF_INVOCATIONS:
         has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
         yield from portions(_read(source, table, ~has_owner), PORTION)
-    for table in (QUOTA_CHANGE_TABLE, MAINTENANCE_TABLE):
+    for table in (QUOTA_CHANGE_TABLE, POLICY_TABLE, MAINTENANCE_TABLE):
         yield from portions(_read(source, table, sa.true()), PORTION)
 
 

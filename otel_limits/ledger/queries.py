@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.events import HALTED
 from otel_limits.core.terms import UNPLACED
-from otel_limits.ledger.rows import LOST, MAX_INTEGER, NOT_KNOWN, PAUSED, UNKNOWN_SIZE
+from otel_limits.ledger.rows import IN_FORCE, LOST, MAX_INTEGER, UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
@@ -17,6 +17,7 @@ from otel_limits.ledger.schema import (
     IS_OF_UNKNOWN_SIZE,
     IS_UNPRICED,
     MODEL_CALL_TABLE,
+    POLICY_TABLE,
     QUOTA_CHANGE_TABLE,
     RUN_TOKENS,
     RUNS,
@@ -261,8 +262,27 @@ def turns_by_day(
 
 def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
     """List changes to quotas by operators, the oldest first."""
-    at = QUOTA_CHANGE_TABLE.c.at_us
-    statement = sa.select(QUOTA_CHANGE_TABLE).order_by(at)
+    return _listed(connection, QUOTA_CHANGE_TABLE, selection)
+
+
+def policy_versions(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
+    """List versions of policy files, the first that was read first."""
+    return _listed(connection, POLICY_TABLE, selection)
+
+
+def limits_in_force(
+    connection: sa.Connection, selection: Selection
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Count invocations by day, agent and their `IN_FORCE`."""
+    names = columns_for(("day", "agent"), selection.zone)
+    columns = [RUNS[name] for name in IN_FORCE]
+    statement = grouped(INVOCATION_TABLE, names, selection, (*columns, sa.func.count()))
+    yield from keyed(connection.execute(statement.group_by(*columns)), names)
+
+
+def _listed(connection: sa.Connection, table: sa.Table, selection: Selection) -> Sequence[Any]:
+    at = table.c.at_us
+    statement = sa.select(table).order_by(at, table.c.id)
     if selection.since_us is not None:
         statement = statement.where(at >= selection.since_us)
     if selection.until_us is not None:

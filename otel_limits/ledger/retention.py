@@ -15,6 +15,7 @@ from otel_limits.ledger.schema import (
     INVOCATION_TABLE,
     MAINTENANCE_TABLE,
     MODEL_CALL_TABLE,
+    POLICY_TABLE,
     QUOTA_CHANGE_TABLE,
     RUNS,
     TABLES,
@@ -60,8 +61,11 @@ def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterato
     while _delete_orphans(database, before_us, portion):
         yield 0
     with database.changing() as connection:
-        is_old = QUOTA_CHANGE_TABLE.c.at_us < before_us
-        if connection.execute(QUOTA_CHANGE_TABLE.delete().where(is_old)).rowcount:
+        old = (
+            table.delete().where(table.c.at_us < before_us)
+            for table in (QUOTA_CHANGE_TABLE, POLICY_TABLE)
+        )
+        if sum(connection.execute(each).rowcount for each in old):
             insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
     if database.address.file is not None:
         yield from _shrink(database)

@@ -6,6 +6,7 @@ outside: they are cleaned and cut, so that no database rejects them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
@@ -17,6 +18,7 @@ from otel_limits.core.events import (
     CallKind,
     Invocation,
     ModelCall,
+    PolicyRead,
     QuotaGrant,
     Started,
     Stop,
@@ -38,6 +40,7 @@ TOOL_CALLS: Final = "otel_limits_tool_calls"
 UNCOUNTED: Final = "otel_limits_uncounted_spans"
 ATTRIBUTES: Final = "otel_limits_attributes"
 QUOTA_CHANGES: Final = "otel_limits_quota_changes"
+POLICIES: Final = "otel_limits_policies"
 MAINTENANCE: Final = "otel_limits_maintenance"
 RECOUNTS: Final = "recount"
 """Not a table: its rows name invocations whose totals must be recounted."""
@@ -107,7 +110,9 @@ def invocation_row(started: Started, stop: Stop | None) -> Row:
         "span_id": invocation.span_id,
         "source": "live",
         "blind": started.unsampled,
-        "limits": limits_json(started.limits),
+        "limits": limits_json(started),
+        "limit_sources": json.dumps(dict(started.origins)) if started.origins else None,
+        "configured_action": started.configured_action,
         "started_us": microseconds(started.at),
         **_ending(stop),
     }
@@ -137,7 +142,11 @@ def stopped_row(stop: Stop) -> Row:
 def _unstarted_row(invocation: Invocation, at: float, stop: Stop | None) -> Row:
     """The row of an invocation whose start was not recorded."""
     started = Started(invocation=invocation, limits=Limits(), action="none", unsampled=False, at=at)
-    return invocation_row(started, stop)
+    return {**invocation_row(started, stop), **dict.fromkeys(IN_FORCE)}
+
+
+IN_FORCE: Final = ("limits", "limit_sources", "configured_action")
+"""Columns of the limits in force, which only the start of a live invocation reports."""
 
 
 def _ending(stop: Stop | None) -> Row:
@@ -279,6 +288,24 @@ def quota_change_row(event: QuotaGrant) -> Row:
     }
 
 
+def policy_row(event: PolicyRead, host: str) -> Row:
+    """The row of a version of the policy file: one for all processes of a host that read it."""
+    loosened = json.dumps(event.loosened) if event.reloaded else None
+    modified_us = None if event.modified is None else microseconds(event.modified)
+    parts = (host, event.path, event.digest, modified_us, event.valid, loosened)
+    return {
+        "id": hashlib.blake2s(json.dumps(parts).encode(), digest_size=16).hexdigest(),
+        "at_us": microseconds(event.at),
+        "host": name(host),
+        "path": clean(event.path, MAX_SENTENCE),
+        "owner": name(event.owner) or None,
+        "modified_us": modified_us,
+        "digest": event.digest or None,
+        "accepted": event.valid,
+        "loosened": loosened,
+    }
+
+
 def tokens(usage: Usage | None, prefix: str = "") -> Row:
     """The token columns of a usage; null without one."""
     return {
@@ -367,13 +394,13 @@ def known_cost(pico: int | None, unpriced: int | None) -> Decimal | None:
     return None if unpriced and not pico else dollars(pico)
 
 
-def limits_json(limits: Limits) -> str | None:
-    """Serialize the configured caps as JSON; `None` without any."""
-    caps = dict(limits.items())
+def limits_json(started: Started) -> str | None:
+    """Serialize the caps of an invocation and of its budget trees as JSON; `None` without any."""
+    caps = {**dict(started.limits.items()), **started.tree}
     return json.dumps(caps, default=str) if caps else None
 
 
 def caps_in(text: str | None) -> dict[str, Any]:
-    """Parse the caps of `limits_json`."""
+    """Parse the caps of `limits_json`, or their sources."""
     caps: dict[str, Any] = json.loads(text) if text else {}
     return caps

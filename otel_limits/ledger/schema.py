@@ -11,6 +11,7 @@ from otel_limits.ledger.rows import (
     INVOCATIONS,
     MAINTENANCE,
     MODEL_CALLS,
+    POLICIES,
     QUOTA_CHANGES,
     TOOL_CALLS,
     UNCOUNTED,
@@ -51,6 +52,8 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("source", TEXT, nullable=False),
     sa.Column("blind", sa.Boolean, nullable=False),
     sa.Column("limits", TEXT),
+    sa.Column("limit_sources", TEXT),
+    sa.Column("configured_action", TEXT),
     sa.Column("started_us", BIG, nullable=False, index=True),
     sa.Column("ended_us", BIG),
     sa.Column("reason", TEXT),
@@ -263,6 +266,22 @@ QUOTA_CHANGE_TABLE: Final = sa.Table(
     sa.Column("reason", TEXT),
 )
 
+POLICY_TABLE: Final = sa.Table(
+    POLICIES,
+    METADATA,
+    sa.Column("id", TEXT, primary_key=True),
+    sa.Column("at_us", BIG, nullable=False),
+    sa.Column("host", TEXT, nullable=False),
+    sa.Column("path", TEXT, nullable=False),
+    sa.Column("owner", TEXT),
+    sa.Column("modified_us", BIG),
+    sa.Column("digest", TEXT),
+    sa.Column("accepted", sa.Boolean, nullable=False),
+    sa.Column("loosened", TEXT),
+)
+"""Versions of policy files. `at_us` is when a process of the host first read a version. `loosened`
+is null if that process had no version before it."""
+
 MAINTENANCE_TABLE: Final = sa.Table(
     MAINTENANCE,
     METADATA,
@@ -287,6 +306,7 @@ TABLES: Final = (
     TOOL_CALL_TABLE,
     UNCOUNTED_TABLE,
     QUOTA_CHANGE_TABLE,
+    POLICY_TABLE,
     MAINTENANCE_TABLE,
 )
 

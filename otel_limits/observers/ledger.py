@@ -1,11 +1,12 @@
-"""Records invocations, model calls, tool calls and quota changes in the spend ledger."""
+"""Records invocations, calls, policy versions and quota changes in the spend ledger."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.core.events import ModelCall, QuotaGrant, Started, Stop, ToolCall
+from otel_limits.core.events import ModelCall, PolicyRead, QuotaGrant, Started, Stop, ToolCall
 from otel_limits.ledger import rows
 from otel_limits.observers.protocol import BaseObserver
 
@@ -45,12 +46,14 @@ class LedgerObserver(BaseObserver):
         self._writer: Writer | None = None
         self._lock = threading.RLock()
         self._live: dict[str, Started] = {}
+        self._policies: dict[str, rows.Row] = {}
         self.subscribes_to = {
             Started: self._started,
             ModelCall: self._model_call,
             ToolCall: self._tool_call,
             Stop: self._stop,
             QuotaGrant: self._quota_changed,
+            PolicyRead: self._policy_read,
         }
 
     @property
@@ -89,7 +92,9 @@ class LedgerObserver(BaseObserver):
     def _started(self, event: Started) -> None:
         # Kept until the end, whose event does not repeat it.
         self._live[event.invocation.id] = event
-        self.writer.put(rows.started_rows(event))
+        policies, self._policies = self._policies, {}
+        read = [(rows.POLICIES, row) for row in policies.values()]
+        self.writer.put([*read, *rows.started_rows(event)])
 
     def _model_call(self, event: ModelCall) -> None:
         recorded = [(rows.MODEL_CALLS, rows.model_call_row(event))]
@@ -111,6 +116,11 @@ class LedgerObserver(BaseObserver):
 
         if self.sync != "background" or is_child_of_multiprocessing():
             self.writer.wait_until_durable()
+
+    def _policy_read(self, event: PolicyRead) -> None:
+        # Written with the next invocation: most processes that read the file start no agent.
+        row = rows.policy_row(event, socket.gethostname())
+        self._policies[row["id"]] = row
 
     def _quota_changed(self, event: QuotaGrant) -> None:
         # Always awaited: a lost change by an operator would not be repeated.

@@ -369,10 +369,13 @@ class RunRegistry(Services):
         """Evict old runs and publish the start; an error here must not lose the active run."""
         self._evict()
         caps: dict[str, Number] = {}  # the tightest of each name, over all enclosing trees
+        origins = run.policy.sources()
         for tree in run.trees:
-            for name, cap in tree.policy.limits.items():
-                if isinstance(cap, int | float | Decimal):
-                    caps[tree.prefix + name] = min(cap, caps.get(tree.prefix + name, cap))
+            sources = tree.policy.sources(tree.prefix)
+            for limit, cap in tree.policy.limits.items():
+                name = tree.prefix + limit
+                if isinstance(cap, int | float | Decimal) and cap < caps.get(name, math.inf):
+                    caps[name], origins[name] = cap, sources[name]
         self.observers.publish(
             events.Started(
                 invocation=run.invocation,
@@ -385,6 +388,7 @@ class RunRegistry(Services):
                 tree=caps,
                 has_quotas=self.observers.gate is not None and self.observers.gate.holds_quotas,
                 configured_action=run.policy.action,
+                origins=origins,
                 unpriced=run.unpriced if run.has_usd_limit else None,
                 note=note,
             )

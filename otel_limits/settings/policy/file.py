@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import logging
 import os
 import stat
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -26,6 +28,11 @@ from otel_limits.settings.settings_reader import settings_with
 if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
 
+try:
+    import pwd
+except ImportError:  # Windows
+    pwd = None  # type: ignore[assignment]
+
 logger = logging.getLogger("otel_limits")
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
@@ -39,6 +46,20 @@ NO_POLICY: Final = Policy()
 NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
 """Windows has neither this flag nor FIFOs."""
 
+
+@dataclass(frozen=True, slots=True)
+class FileVersion:
+    """A version of the file, as the file system describes it."""
+
+    digest: str = ""
+    """SHA-256, in hexadecimal digits; empty if it could not be read."""
+    owner: str = ""
+    modified: float | None = None
+    """In seconds since the epoch."""
+
+
+NO_VERSION: Final = FileVersion()
+
 Stamp: TypeAlias = "tuple[int, ...] | None"
 """Modification times, size and inode of the file; `None` if it does not exist."""
 
@@ -50,6 +71,7 @@ class PolicyFile:
         path: Its path, if there is one.
         document: The latest valid version.
         mistakes: The mistakes in the latest version.
+        version: The latest version, valid or not.
     """
 
     def __init__(self, path: str | None = None, clock: Callable[[], float] = CLOCK.now) -> None:
@@ -64,6 +86,7 @@ class PolicyFile:
         # Never modified, only replaced, because invocations read it without a lock.
         self.document: Document = NO_DOCUMENT
         self.mistakes: tuple[str, ...] = ()
+        self.version = NO_VERSION
         if path is not None:
             # Before reading, so that a change in between is found by the next check.
             self._stamp = _stamp(path)
@@ -94,8 +117,10 @@ class PolicyFile:
             if is_new:
                 self.announce(_loosened(before, self.document, base))
 
-    def announce(self, loosened: tuple[str, ...] = ()) -> None:
+    def announce(self, loosened: tuple[str, ...] | None = None) -> None:
         """Log and publish whether the latest version was accepted, and what it loosens.
+
+        `None` for the first version, which is compared with none.
 
         Also whether agents can change the file. The usual case, that its own user can, is left to
         the line about the first call, so that developers are not warned at every start.
@@ -107,13 +132,17 @@ class PolicyFile:
             PolicyRead(
                 path=self._shown,
                 valid=not self.mistakes,
-                loosened=loosened,
+                loosened=loosened or (),
                 changeable=changeable,
+                reloaded=loosened is not None,
+                digest=self.version.digest,
+                owner=self.version.owner,
+                modified=self.version.modified,
             )
         )
         if changeable and is_shared(self.path):
             _warn_about_access(self._shown)
-        for each in loosened:
+        for each in loosened or ():
             logger.warning("otel-limits: policy file %s loosens a limit for %s.", self._shown, each)
         if not self.mistakes:
             logger.info("otel-limits: policy file %s accepted.", self._shown)
@@ -145,10 +174,10 @@ class PolicyFile:
 
     def _read(self, path: str) -> bool:
         try:
-            content = _content(path)
+            content, version = _content(path)
         except (OSError, ValueError) as error:
             # Reset, so that the same content counts as new when the file is readable again.
-            self._content = None
+            self._content, self.version = None, NO_VERSION
             reason = getattr(error, "strerror", None) or error
             self.mistakes = (f"{self._shown} cannot be read: {reason}.",)
             return True
@@ -156,7 +185,7 @@ class PolicyFile:
         if content == self._content:
             return False
         # Also kept if it is invalid, so that mistakes are logged once.
-        self._content = content
+        self._content, self.version = content, version
         document, self.mistakes = _parse(content, self._shown)
         # Otherwise the previous version still applies: a deployment must not remove limits.
         if not self.mistakes:
@@ -211,8 +240,8 @@ def policy_mistakes(policy: Policy, policy_file: PolicyFile) -> list[str]:
     return [*policy_file.mistakes, *price_mistakes(policy, policy_file.document)]
 
 
-def _content(path: str) -> bytes:
-    """Read the file, without blocking and up to a maximum size.
+def _content(path: str) -> tuple[bytes, FileVersion]:
+    """Read the file and describe it, without blocking and up to a maximum size.
 
     Raises:
         OSError: It cannot be read.
@@ -220,13 +249,25 @@ def _content(path: str) -> bytes:
     """
     # Non-blocking, because opening a FIFO would block the agent until something writes to it.
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NONBLOCK)) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("it is not a regular file")
         # One more than the maximum, because the reported size may be outdated.
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
         raise ValueError(f"it is longer than {MAX_BYTES:,} bytes")
-    return content
+    digest = hashlib.sha256(content).hexdigest()
+    return content, FileVersion(digest, _user_name(status.st_uid), status.st_mtime)
+
+
+def _user_name(uid: int) -> str:
+    """Return the name of a user, or the number of one without a name, e.g. in a container."""
+    if pwd is None:
+        return ""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:

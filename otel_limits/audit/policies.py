@@ -1,0 +1,87 @@
+"""The question `policies`: limits in force, where they were set, and versions of policy files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, Final
+
+from otel_limits.audit.answer import Answer, Column, Table
+from otel_limits.audit.limits_in_force import OF_AGENTS, Cap, caps_of
+from otel_limits.audit.question import AuditQuery, Question
+from otel_limits.audit.sums import property_of
+
+LIMITS: Final = (Column("day", "Day", "date", is_key=True), *OF_AGENTS)
+
+VERSIONS: Final = (
+    Column("at", "First read", "time", is_key=True),
+    Column("host", "Host", is_key=True),
+    Column("path", "File", "sentence"),
+    Column("owner", "Owner"),
+    Column("modified", "Modified", "time"),
+    Column("digest", "SHA-256", "id"),
+    Column("accepted", "Accepted", is_key=True),
+    Column("loosened", "Loosened", "sentence", is_key=True),
+)
+
+
+def policies(inquiry: AuditQuery) -> Answer:
+    """Answer which limits were in force, and which versions of policy files were read."""
+    from otel_limits.ledger import queries
+
+    inquiry.require_known()
+    connection, selection = inquiry.connection, inquiry.selection
+    found: Counter[tuple[str, str, Cap]] = Counter()
+    for keys, (*stored, invocations) in queries.limits_in_force(connection, selection):
+        day = property_of(keys, "day", selection.zone)
+        for cap in caps_of(*stored):
+            found[day, keys["agent"], cap] += invocations
+    # As text, since what an invocation has not stored is missing.
+    in_order = sorted(found.items(), key=lambda item: str(item[0]))
+    limits = Table(
+        name="limits",
+        title="Limits in force",
+        columns=LIMITS,
+        rows=[(day, agent, *cap, invocations) for (day, agent, cap), invocations in in_order],
+        note="By the start of the invocation. Imported invocations have no recorded limits. Quotas "
+        "are in `otel-limits audit budget`.",
+    )
+    versions = versions_table(queries.policy_versions(connection, selection))
+    title = "Policies"
+    return Answer(question="policies", title=title, about=inquiry.about, tables=[limits, versions])
+
+
+def versions_table(found: Iterable[Any]) -> Table:
+    """Build a table with one row per version and host."""
+    versions: dict[tuple[Any, ...], tuple[int, str | None]] = {}
+    for row in found:
+        key = (row.host, row.path, row.owner, row.modified_us, row.digest, bool(row.accepted))
+        # Its processes may have read it at their start, or in place of an earlier version.
+        at, loosened = versions.get(key, (row.at_us, None))
+        versions[key] = at, loosened or loosened_by(row.loosened)
+    return Table(
+        name="versions",
+        title="Versions of the policy file",
+        columns=VERSIONS,
+        rows=[
+            (at, *key[:-1], "yes" if key[-1] else "no", loosened)
+            for key, (at, loosened) in versions.items()
+        ],
+        note="Who edited a file is not known: the owner is that of the file. A version is recorded "
+        "once an invocation follows. Loosened is unknown if no process had an earlier version to "
+        "compare with.",
+    )
+
+
+def loosened_by(text: str | None) -> str | None:
+    """Describe what a version loosened; `None` if it was compared with none."""
+    return None if text is None else "; ".join(json.loads(text)) or "nothing"
+
+
+POLICIES: Final = Question(
+    name="policies",
+    help="List limits in force with their sources, and versions of policy files.",
+    answer=policies,
+    tables={"limits": LIMITS, "versions": VERSIONS},
+)
