@@ -68,9 +68,9 @@ def versions_table(found: Iterable[Any]) -> Table:
             (at, *key[:-1], "yes" if key[-1] else "no", loosened)
             for key, (at, loosened) in versions.items()
         ],
-        note="Who edited a file is not known: the owner is that of the file. A version is recorded "
-        "once an invocation follows. Loosened is unknown if no process had an earlier version to "
-        "compare with.",
+        note="It is not known who edited a file: the owner is that of the file. A "
+        "version is recorded once an invocation follows. Loosened is unknown if no process had an "
+        "earlier version to compare with.",
     )
 
 

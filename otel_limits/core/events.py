@@ -452,7 +452,7 @@ class PolicyRead:
     digest: str = ""
     """SHA-256 of the file, in hexadecimal digits; empty if it could not be read."""
     owner: str = ""
-    """Owner of the file; empty if unknown. Who changed it is not known."""
+    """Owner of the file; empty if unknown. It may have been changed by another user."""
     modified: float | None = None
     """Modification time of the file, in seconds since the epoch."""
     at: float = field(default_factory=time.time)

@@ -19,6 +19,7 @@ from otel_limits.core.events import (
     ToolCall,
     ToolStatus,
 )
+from otel_limits.core.origins import origins_of
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
@@ -123,10 +124,13 @@ def invocation_events(
 ) -> Iterator[Event]:
     """Yield the events of an invocation and its sub-agents."""
     invocation = make_invocation(plan, chance, parent)
+    is_new = bool(plan.limits.max_iterations)  # its team observes the preset first
     yield Started(
         invocation=invocation,
         limits=plan.limits,
-        action="observed" if plan.limits.max_iterations else "halted",
+        action="observed" if is_new else "halted",
+        configured_action="observe" if is_new else "halt",
+        origins=origins_of(plan.limits, "preset recommended" if is_new else "limits.yaml:4"),
         unsampled=False,
         attributes={TENANT: plan.tenant},
         at=plan.at,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.engines import DatabaseError
+from otel_limits.ledger.options import KEY_PREFIX
 from otel_limits.ledger.queries import PORTION, quota_changes
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.rows import MICROSECONDS
-from otel_limits.ledger.schema import CALLS, DAY_MICROSECONDS
-from otel_limits.ledger.selection import Selection
+from otel_limits.ledger.schema import CALLS, DAY_MICROSECONDS, MODEL_CALL_TABLE
+from otel_limits.ledger.selection import Joins, Selection
 
 if TYPE_CHECKING:
     from otel_limits.ledger.address import Address
@@ -56,6 +57,34 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
         # Read before the ledger is closed, which a generator would defer.
         return {each[0]: each[1] for each in connection.execute(statement)}.items()
     return ()
+
+
+def calls_since(
+    connection: sa.Connection, keys: Sequence[str], since: float | None
+) -> Iterator[tuple[sa.Row[Any], dict[str, str | None]]]:
+    """Iterate over model calls by time, with the values of audit keys.
+
+    Args:
+        connection: The ledger.
+        keys: The audit keys.
+        since: Seconds since the epoch.
+    """
+    joins = Joins(MODEL_CALL_TABLE)
+    # Numbered, as an audit key may have the name of any column.
+    values = [joins.column(KEY_PREFIX + key).label(f"k{n}") for n, key in enumerate(keys)]
+    columns = [CALLS[name] for name in CALLS_OF_QUOTAS]
+    selection = Selection(since_us=None if since is None else int(since * MICROSECONDS))
+    statement = joins.select(selection, *columns, *values).order_by(
+        CALLS.day, CALLS.at_us, CALLS.id
+    )
+    for row in connection.execute(statement, execution_options={"yield_per": PORTION}):
+        yield row, dict(zip(keys, row[len(columns) :], strict=True))
+
+
+CALLS_OF_QUOTAS: Final = (
+    *("at_us", "duration_us", "agent", "model", "invocation_id"),
+    *("input_tokens", "output_tokens", "price_pico", "quota_charges"),
+)
 
 
 def charges_between(address: Address, since: float, until: float) -> Iterator[ChargedCall]:

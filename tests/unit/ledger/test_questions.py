@@ -21,6 +21,7 @@ from otel_limits.cli import main
 from otel_limits.cli.audit import FORMATS
 from otel_limits.core.limits import Breach
 from tests.ledger.book import Call, Entry, write
+from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from tests.ledger.fixtures import LedgerFile
@@ -35,6 +36,7 @@ SAID = {
     "show": ["00000001"],
     "backtest": ["--max-turns", "1"],
     "reconcile": ["--prometheus", "http://prometheus.test"],
+    "budget": ["--policy", str(ROOT / "tests/ledger/quotas.yaml")],
 }
 """Required options of some commands."""
 
