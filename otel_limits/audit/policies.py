@@ -37,7 +37,7 @@ def policies(inquiry: AuditQuery) -> Answer:
         day = property_of(keys, "day", selection.zone)
         for cap in caps_of(*stored):
             found[day, keys["agent"], cap] += invocations
-    # As text, since what an invocation has not stored is missing.
+    # As text, since a value may be missing.
     in_order = sorted(found.items(), key=lambda item: str(item[0]))
     limits = Table(
         name="limits",

@@ -91,7 +91,7 @@ def test_quotas_in_force_have_the_usage_of_their_store(
 def test_quotas_of_any_file_are_applied_to_recorded_calls(
     ledger: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By calendar windows of its time zone, keys, plans and other amounts; only audit keys tell."""
+    """By calendar windows of its time zone, keys, plans and other amounts, as far as audit keys are recorded."""
     policy.write_text(
         """
         quotas:
@@ -104,7 +104,7 @@ def test_quotas_of_any_file_are_applied_to_recorded_calls(
             keys: {ann: 50}
           runs: {invocations: 2, window: PT1H, where: {model: "m*"}}
           secret: {model_calls: 5, window: day, where: {baggage.tenant: acme}}
-          unused: {tokens: 9, window: hour, where: {agent: nobody}}
+          unused: {tokens: 9, window: hour, where: {agent: idle}}
         """
     )
     gold = {"user": "joe", "plan": "gold"}
@@ -153,7 +153,7 @@ def test_quotas_of_any_file_are_applied_to_recorded_calls(
     ]
 
 
-def test_what_is_not_in_the_ledger_is_said(
+def test_amounts_outside_the_ledger_are_named(
     ledger: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Grants and amounts set in the store; a file without quotas, or with mistakes, is refused."""

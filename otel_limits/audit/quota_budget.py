@@ -63,7 +63,7 @@ class QuotaCall:
 
 @dataclass(slots=True)
 class WindowUse:
-    """What calls used of one key in one window."""
+    """Usage of one key in one window."""
 
     used: int = 0
     """In parts of the unit."""
@@ -75,7 +75,7 @@ class WindowUse:
 
 @dataclass(slots=True)
 class RecordedUse:
-    """What calls used of one quota."""
+    """Usage of one quota by the recorded calls."""
 
     quota: Quota
     since: float | None
@@ -152,7 +152,7 @@ class RecordedUse:
         return quota.amount_of(key, call.value)
 
     def _used(self, call: QuotaCall, charge: Charge | None) -> int | None:
-        """Return what a call used in parts of the unit; `None` without a known price or bound."""
+        """Return the usage of a call in parts of the unit; `None` without a known price or bound."""
         from otel_limits.quotas.quota import parts_of_usd
 
         unit = self.quota.unit
