@@ -152,7 +152,7 @@ class ModelCall:
     """Upper bound of an unknown price, which limits and quotas in USD count; `None` if the price is
     known or there is no bound."""
     price_source: str | None = None
-    """The source of the price, such as `genai-prices` or `policy`."""
+    """The source of the price, such as `policy`, `stated` or `genai-prices`."""
     price_version: str | None = None
     """Version of that source, so that the price can be checked later."""
     price_basis: str | None = None
@@ -162,6 +162,15 @@ class ModelCall:
     cache_saved: Decimal | None = None
     """USD saved by a cache, negative if writing cost more than reading saved; `None` if unknown or
     if it used no cache."""
+    stated_cost: Decimal | None = None
+    """USD that the response states: the price if `price_source` is `stated`, and else only
+    recorded."""
+    stated_by: str | None = None
+    """The vendor that states it, by its name on the price list; `litellm_proxy` for a gateway."""
+    stated_refused: str = ""
+    """Why what the response states is not a cost of this call."""
+    listed_price: Decimal | None = None
+    """The price by the policy file or the list, for comparison with a stated cost, if known."""
     cost_is_limited: bool = False
     """True if a cost limit does not cover calls without a known price."""
     tier: str | None = None

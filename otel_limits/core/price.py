@@ -205,7 +205,7 @@ class Quote:
     price: Decimal | None = None
     """USD; `None` if unknown."""
     source: str | None = None
-    """`policy`, `genai-prices` or `local`; `None` if the price is unknown."""
+    """`policy`, `stated`, `genai-prices` or `local`; `None` if the price is unknown."""
     version: str | None = None
     """Version of the source."""
     cache_saved: Decimal | None = None
@@ -215,7 +215,16 @@ class Quote:
     at_most: Decimal | None = None
     """Upper bound of an unknown price, if there is one."""
     rates: Price | None = None
-    """The rates of this call; `None` if the price is unknown, or nothing as for local models."""
+    """The rates of this call; `None` if the price is unknown, or nothing as for local models, or if
+    it is stated and not the product of the rates."""
+    stated: Decimal | None = None
+    """USD that the response states, also if it is not the price."""
+    stated_by: str | None = None
+    """The vendor that states it."""
+    stated_refused: str = ""
+    """Why what the response states is not a cost of this call."""
+    listed: Decimal | None = None
+    """The price by the policy file or the list, for comparison with a stated cost."""
 
     @property
     def charge(self) -> Decimal | None:

@@ -26,9 +26,11 @@ from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote
 from otel_limits.core.price_steps import PriceSteps, price_steps
-from otel_limits.core.regions import highest_premium, premium, region_of
+from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.stated_cost import priced_with
 from otel_limits.core.terms import AUTOMATIC, SEARCHES, STANDARD, BillableCall, may_search
 from otel_limits.core.usage import NO_COST, Usage
+from otel_limits.vendors.records import vendors
 from otel_limits.vendors.vendor import LOCAL
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ NO_VENDOR: Final = (
 NO_LIST: Final = (
     "`as: {}` in the policy file needs the price list. Run: pip install 'otel-limits[prices]'"
 )
+NO_CACHE_RATE: Final = "no price of its cached tokens is known"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
 NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
@@ -154,14 +157,17 @@ class Prices:
             The exact amount and its source, or why there is none.
         """
         try:
-            quote = self._quoted(call, when)
+            quote = self._computed(call, when)
+            if call.stated is not None:
+                quote = priced_with(quote, call.stated, MAX_PRICE)
             # Nothing can store such a price, and an invocation must cost what its calls cost.
             return Quote(unknown=TOO_HIGH) if (quote.price or 0) > MAX_PRICE else quote
         except Exception as error:  # noqa: BLE001  errors must not reach the agent
             report_suppressed("pricing", error)
             return Quote(unknown=NO_PRICE)
 
-    def _quoted(self, call: BillableCall, when: datetime | None) -> Quote:
+    def _computed(self, call: BillableCall, when: datetime | None) -> Quote:
+        """Return the price by the policy file or the list."""
         # The address takes precedence over the class: an OpenAI client may call any server.
         vendor = call.vendor or canonical(call.provider)
         override = self._override(call.model, vendor, call.provider)
@@ -223,6 +229,8 @@ class Prices:
         if listed is None or price is None:
             at = "" if call.tier == STANDARD else f" at the service tier {call.tier}"
             return Quote(unknown=NO_PRICE + at)
+        if _has_hidden_rate(listed.vendor, price, call.usage):
+            return Quote(unknown=NO_CACHE_RATE)
         # Last, because the premium applies on top of any tier.
         more = premium(listed.vendor, listed.info.id, call.region)
         if more is None:
@@ -252,7 +260,11 @@ class Prices:
         longest = replace(usage, input=usage.input + left_out)
         prices = dearest_prices(listed, replace(call, usage=longest), when)
         amounts = [
-            None if each is None else each.times(more).at_most(usage, call.unplaced)
+            None
+            if each is None
+            else _with_highest_cache_rates(listed.vendor, each, usage)
+            .times(more)
+            .at_most(usage, call.unplaced)
             for each in prices
         ]
         known = [each for each in amounts if each is not None]
@@ -276,6 +288,20 @@ def _doubt_about(listed: CatalogEntry | None, call: BillableCall) -> str | None:
     if call.own_class is not None:
         return NO_VENDOR.format(call.own_class, listed.vendor, listed.info.id)
     return DISPUTED_PRICE if is_disputed(listed, call.usage) else None
+
+
+def _has_hidden_rate(vendor: str, price: Price, usage: Usage) -> bool:
+    """Return whether cached tokens have a rate at a vendor that the list leaves out."""
+    known = vendors().get(vendor)
+    is_left_out = known is not None and known.own_cache_rates and price.cache_read is None
+    return is_left_out and usage.cache_read + usage.cache_write > 0
+
+
+def _with_highest_cache_rates(vendor: str, price: Price, usage: Usage) -> Price:
+    """Return a price with the highest rate of written tokens, if it leaves that out."""
+    if not _has_hidden_rate(vendor, price, usage) or price.cache_write is not None:
+        return price
+    return replace(price, cache_write=2 * price.input)
 
 
 def _quote_of(price: Price, call: BillableCall, source: str, version: str) -> Quote:

@@ -7,10 +7,14 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.usage import Unplaced
+from otel_limits.core.listings import canonical, vendor_of
+from otel_limits.core.stated_cost import StatedCost, recorded, stated_in
+from otel_limits.core.usage import NOTHING_REPORTED, Unplaced
 
 if TYPE_CHECKING:
-    from otel_limits.core.usage import Usage
+    from decimal import Decimal
+
+    from otel_limits.core.usage import Usage, UsageRecord
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
@@ -94,6 +98,8 @@ class BillableCall:
     """The usage that would cost most, if there are `unknowns` and all of them have a bound."""
     unplaced: Unplaced | None = field(default=None, compare=False)
     """Those of its tokens whose rate is unknown, which then is one of the `unknowns`."""
+    stated: StatedCost | None = field(default=None, compare=False)
+    """The cost in its response, if that states one."""
 
     @property
     def basis(self) -> str | None:
@@ -106,6 +112,7 @@ class BillableCall:
             "region": self.region,
             "open": self.unknowns or None,
             UNPLACED: None if self.unplaced is None else self.unplaced.reason,
+            STATED_BY: None if self.stated is None else self.stated.by,
         }
         known = {name: value for name, value in basis_parts.items() if value is not None}
         return json.dumps(known) if known else None
@@ -113,6 +120,8 @@ class BillableCall:
 
 UNPLACED: Final = "unplaced"
 """The key of why some tokens have no known rate."""
+STATED_BY: Final = "stated_by"
+"""The key of the vendor that states a cost."""
 BASIS: Final = ("input_audio", "output_audio", "web_searches")
 """Counts that few calls have."""
 
@@ -130,9 +139,19 @@ def billable_call(
     usage: Usage,
     answered_tier: str | None,
     terms: PricingTerms,
-    unplaced: Unplaced | None = None,
+    record: UsageRecord = NOTHING_REPORTED,
 ) -> BillableCall:
-    """Combine the terms of a request with its answer, which takes precedence."""
+    """Combine the terms of a request with its answer, which takes precedence.
+
+    Args:
+        model: The model ID.
+        provider: The provider.
+        usage: The tokens to be priced.
+        answered_tier: The service tier in the answer, if it has one.
+        terms: The terms of the request.
+        record: The usage in the answer.
+    """
+    unplaced = record.unplaced
     # Vendors bill the tier in the answer: "priority" may be served, and billed, as standard.
     tier = named_tier(terms.tier if answered_tier is None else answered_tier)
     opens, dearest, is_bounded = [], usage, True
@@ -180,13 +199,30 @@ def billable_call(
         unknowns=tuple(opens),
         dearest=dearest if is_bounded and not terms.server_tools else None,
         unplaced=unplaced,
+        stated=stated_in(record.billing, vendor_of(model, terms.vendor or canonical(provider)))
+        if record.billing
+        else None,
     )
 
 
 def billable_call_in_ledger(
-    model: str, provider: str, usage: Usage, tier: str | None, basis: str | None
+    model: str,
+    provider: str,
+    usage: Usage,
+    tier: str | None,
+    basis: str | None,
+    stated: Decimal | None = None,
 ) -> BillableCall:
-    """Restore a call from the ledger, whose rows may have been edited by hand."""
+    """Restore a call from the ledger, whose rows may have been edited by hand.
+
+    Args:
+        model: The model ID.
+        provider: The provider.
+        usage: Its tokens.
+        tier: The tier it was billed at.
+        basis: The other pricing inputs.
+        stated: USD that its response states.
+    """
     if not basis:
         return BillableCall(
             model=model, provider=provider, usage=usage, tier=named_tier(tier or STANDARD)
@@ -210,6 +246,7 @@ def billable_call_in_ledger(
         region=basis_parts.get("region"),
         unknowns=tuple(basis_parts.get("open", ())),
         unplaced=None if unplaced is None else Unplaced(reason=str(unplaced)),
+        stated=None if stated is None else recorded(stated, basis_parts.get(STATED_BY)),
     )
 
 

@@ -103,6 +103,8 @@ class UsageRecord:
     """The service tier as named by the vendor."""
     unplaced: Unplaced | None = None
     """Tokens whose rate is unknown, if there are any."""
+    billing: Mapping[str, object] = field(default_factory=dict)
+    """Other fields of the vendor's usage that decide the price, as sent, such as stated costs."""
 
     @property
     def is_zero(self) -> bool:

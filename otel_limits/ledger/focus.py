@@ -213,6 +213,7 @@ NEEDED: Final = (
     CALLS.day, CALLS.at_us, CALLS.agent, CALLS.model, CALLS.provider,
     CALLS.input_tokens, CALLS.output_tokens, CALLS.cache_read_tokens, CALLS.cache_write_tokens,
     CALLS.cache_write_1h_tokens, CALLS.tier, CALLS.price_basis, CALLS.price_pico,
+    CALLS.stated_pico,
 )  # fmt: skip
 
 

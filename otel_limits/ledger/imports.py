@@ -566,7 +566,7 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
         failed=call.failed,
         billed=not call.failed or call.answered,
     )
-    sale = billable_call(call.model, call.provider, usage, None, call.terms, record.unplaced)
+    sale = billable_call(call.model, call.provider, usage, None, call.terms, record)
     # Without tokens nothing is priced, and no price is missing.
     quote = prices.quote(sale, time_of(span.end_us)) if usage.total else NO_QUOTE
     return {
@@ -584,6 +584,8 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
         "estimated": is_estimate(usage, estimated=estimated),
         "price_pico": picodollars(quote.price),
         "cache_saved_pico": signed_picodollars(quote.cache_saved),
+        "stated_pico": picodollars(quote.stated),
+        "listed_pico": picodollars(quote.listed),
         "price_source": quote.source,
         "price_version": quote.version,
         "price_basis": sale.basis,

@@ -46,6 +46,7 @@ class PricedRow(NamedTuple):
     cache_write_1h_tokens: int | None
     tier: str | None
     price_basis: str | None
+    stated_pico: int | None
     price_pico: int | None
     price_source: str | None
     price_version: str | None

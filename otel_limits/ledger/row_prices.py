@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.terms import BASIS, BillableCall, billable_call_in_ledger
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import EXACT, Usage
 from otel_limits.ledger.rows import EPOCH, MAX_INTEGER, PICODOLLARS, picodollars, time_of
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class RowPrices:
             and written >= kept >= 0
             and given >= read + written
         )
-        if self._steps is None or not are_counts:
+        # A stated cost is of one call.
+        if self._steps is None or not are_counts or row.stated_pico is not None:
             return picodollars(self.quote(row).price)
         key = (
             row.model,
@@ -136,7 +137,11 @@ def call_of(row: Any) -> BillableCall:
         cache_write=row.cache_write_tokens,
         cache_write_1h=row.cache_write_1h_tokens,
     )
-    return billable_call_in_ledger(row.model, row.provider, usage, row.tier, row.price_basis)
+    told = row.stated_pico
+    stated = None if told is None else EXACT.divide(told, PICODOLLARS)
+    return billable_call_in_ledger(
+        row.model, row.provider, usage, row.tier, row.price_basis, stated
+    )
 
 
 def _microseconds(moment: datetime) -> int:

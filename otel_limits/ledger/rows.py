@@ -218,6 +218,8 @@ def model_call_row(event: ModelCall) -> Row:
         "side": event.side,
         "after_tools": after_tools_text(event.after_tools),
         "cache_saved_pico": signed_picodollars(event.cache_saved),
+        "stated_pico": picodollars(event.stated_cost),
+        "listed_pico": picodollars(event.listed_price),
         "tier": None if event.tier is None else name(event.tier),
         "cache_write_1h_tokens": _bounded(event.usage.cache_write_1h),
         "price_basis": event.price_basis,

@@ -117,6 +117,9 @@ MODEL_CALL_TABLE: Final = sa.Table(
     sa.Column("price_basis", TEXT),
     sa.Column("after_tools", TEXT),
     sa.Column("cache_saved_pico", BIG),
+    # The cost that the response states, and the price by the policy file or the list.
+    sa.Column("stated_pico", BIG),
+    sa.Column("listed_pico", BIG),
     sa.Column("former_price_pico", BIG),
     sa.Column("former_price_source", TEXT),
     sa.Column("former_price_version", TEXT),

@@ -20,6 +20,7 @@ from otel_limits.core.limits import (
     Limits,
     kind_of,
 )
+from otel_limits.core.stated_cost import differs
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
 from otel_limits.observers.conventions import Conventions
@@ -180,6 +181,10 @@ class CountingObserver(SeriesKeeper):
         self._spend(agent, model, event.usage, event.price)
         if event.unknown_usage:
             self.series(table.UNKNOWN_USAGE, agent, model)(1)
+        if event.stated_refused:
+            self.series(table.REFUSED_COSTS, agent, model)(1)
+        if differs(event.stated_cost, event.listed_price):
+            self.series(table.COST_DIFFERENCES, agent, model)(1)
 
     def _spend(self, agent: str, model: str, usage: Usage, price: Decimal | None) -> None:
         """Count tokens and cost of a call, creating the series at 0 if it used nothing."""

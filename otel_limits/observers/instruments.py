@@ -136,6 +136,19 @@ UNKNOWN_USAGE: Final = MetricSpec(
     help="Model calls whose usage has tokens with an unknown meaning. The log has their names.",
     unit="{call}",
 )
+COST_DIFFERENCES: Final = MetricSpec(
+    name="otel_limits_stated_cost_differences_total",
+    labels=("agent", "model"),
+    help="Model calls whose response states a cost that differs by more than 1% from the price by "
+    "the policy file or the price list.",
+    unit="{call}",
+)
+REFUSED_COSTS: Final = MetricSpec(
+    name="otel_limits_refused_stated_costs_total",
+    labels=("agent", "model"),
+    help="Model calls whose response states an amount that is not a cost. The log has the reason.",
+    unit="{call}",
+)
 IN_PROGRESS: Final = MetricSpec(
     name="otel_limits_invocations_in_progress",
     labels=("agent",),

@@ -50,6 +50,7 @@ class LogObserver(BaseObserver):
         self._with_lost_tasks: dict[str, object] = {}
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self._unknown: set[str] = set()
+        self._refused: set[str] = set()
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
@@ -69,6 +70,8 @@ class LogObserver(BaseObserver):
     def _log_call(self, event: ModelCall) -> None:
         for each in event.unknown_usage:
             self._log_unknown(each, event.model)
+        if event.stated_refused:
+            self._log_refused(event)
         self._log_unpriced(event)
 
     def _log_unknown(self, name: str, model: str) -> None:
@@ -81,6 +84,20 @@ class LogObserver(BaseObserver):
             "is unknown, and limits in USD count its upper bound.",
             clean(model),
             clean(name),
+        )
+
+    def _log_refused(self, event: ModelCall) -> None:
+        """Log once per vendor that a stated amount is not a cost."""
+        vendor = str(event.stated_by)
+        if vendor in self._refused or len(self._refused) >= MOST_UNKNOWN:
+            return
+        self._refused.add(vendor)
+        logger.warning(
+            "The cost that %s states for a call of model %r is not used: it is %s. The price list "
+            "applies, where it has a price.",
+            clean(vendor),
+            clean(event.model),
+            event.stated_refused,
         )
 
     def _log_unpriced(self, event: ModelCall) -> None:

@@ -59,6 +59,8 @@ class InFlightCall:
     """Its price."""
     terms = DEFAULT_TERMS
     """The pricing terms of the request."""
+    raw: object = None
+    """The vendor's own usage, where the framework hands on only a part of it."""
     _record: UsageRecord = NOTHING_REPORTED
 
     def __init__(
@@ -103,9 +105,7 @@ class InFlightCall:
     def billable(self, usage: Usage) -> BillableCall:
         """Return the pricing inputs of this call for some usage."""
         record = self._record
-        return billable_call(
-            self.model, self.provider, usage, record.tier, self.terms, record.unplaced
-        )
+        return billable_call(self.model, self.provider, usage, record.tier, self.terms, record)
 
 
 # --- admission by quotas --------------------------------------------------------------------------

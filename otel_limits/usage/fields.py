@@ -111,7 +111,7 @@ class Fields:
         # No recursion: a runaway agent may already be deep in its own.
         left: list[tuple[str, str, Any, int]] = []
         for name, value in _below(raw) or ():
-            within = _in_usage(str(name)) if is_span else str(name)
+            within = within_usage(str(name)) if is_span else str(name)
             if within is not None:
                 left.append((str(name), within, value, 1))
         while left:
@@ -204,18 +204,18 @@ SIDES: Final = {OUTPUT: OUTPUT, words.REASONING: OUTPUT, words.OUTPUT_AUDIO: OUT
 
 def is_usage(name: str) -> bool:
     """Return whether a span attribute is about usage."""
-    within = _in_usage(name)
+    within = within_usage(name)
     return within is not None and (within[:1] != UNNAMED or "token" in name.lower())
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the span attributes that are about usage."""
-    return {name: value for name, value in attributes.items() if _in_usage(name) is not None}
+    return {name: value for name, value in attributes.items() if within_usage(name) is not None}
 
 
 # Cached, because an instrumentation uses the same names in every span.
 @functools.lru_cache(REMEMBERED)
-def _in_usage(name: str) -> str | None:
+def within_usage(name: str) -> str | None:
     """Return the name of a span attribute within a usage; `None` if it is about something else.
 
     That of a usage itself is empty. The first character of others says that the count is outside of

@@ -22,7 +22,8 @@ from otel_limits.core.usage import (
     UsageRecord,
 )
 from otel_limits.usage import fields, words
-from otel_limits.usage.fields import Doubt, Fields, field_names
+from otel_limits.usage.billing import billing_in, billing_in_span
+from otel_limits.usage.fields import Fields, field_names
 from otel_limits.usage.words import INPUT, OUTPUT, TOTAL
 from otel_limits.vendors.records import vendors_of_classes
 from otel_limits.vendors.vendor import UsageRule
@@ -49,7 +50,24 @@ def record_of_usage(raw: object, provider: str = "unknown", model: str = "unknow
     """
     if type(raw) is dict and all(type(count) is int for count in raw.values()):
         return _record_of_counts(tuple(raw.items()), provider, model)
-    return _record(Fields(raw), _rule_of_provider(provider, model))
+    return _with_billing(_record(Fields(raw), _rule_of_provider(provider, model)), billing_in(raw))
+
+
+def completed_by(record: UsageRecord, raw: object) -> UsageRecord:
+    """Return a record with what the vendor's own usage adds: the served tier, and stated costs.
+
+    Args:
+        record: The usage as the framework hands it on.
+        raw: The vendor's, if it was seen.
+    """
+    if raw is None:
+        return record
+    tier = Fields(raw).tier
+    return replace(record, tier=tier or record.tier, billing={**record.billing, **billing_in(raw)})
+
+
+def _with_billing(record: UsageRecord, billing: Mapping[str, object]) -> UsageRecord:
+    return replace(record, billing=billing) if billing else record
 
 
 # Cached, because the usage of a response is read again to project the next request.
@@ -57,7 +75,8 @@ def record_of_usage(raw: object, provider: str = "unknown", model: str = "unknow
 def _record_of_counts(
     counts: tuple[tuple[str, int], ...], provider: str, model: str
 ) -> UsageRecord:
-    return _record(Fields(dict(counts)), _rule_of_provider(provider, model))
+    raw = dict(counts)
+    return _with_billing(_record(Fields(raw), _rule_of_provider(provider, model)), billing_in(raw))
 
 
 def record_of_response(
@@ -90,7 +109,8 @@ def record_of_span(
     told = fields.as_said(attributes)
     if not told:
         return NOTHING_REPORTED
-    return _record(Fields(told, is_span=True), _rule_of_span(scope, told, provider, model))
+    record = _record(Fields(told, is_span=True), _rule_of_span(scope, told, provider, model))
+    return _with_billing(record, billing_in_span(attributes))
 
 
 def combined(record: UsageRecord, part: UsageRecord) -> UsageRecord:

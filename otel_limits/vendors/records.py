@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.images import IMAGE_RULES
-from otel_limits.vendors.vendor import MediaRule, Premium, RegionRule, UsageRule, Vendor
+from otel_limits.vendors.vendor import (
+    CostRule,
+    MediaRule,
+    PlaceRule,
+    Premium,
+    UsageRule,
+    Vendor,
+)
 
 VENDORS: Final = (
     "anthropic", "google", "aws", "sagemaker", "openai", "azure", "local", "ollama-cloud",
@@ -61,6 +68,12 @@ def unlisted() -> frozenset[str]:
 def media_rules() -> tuple[MediaRule, ...]:
     """Return all rules for media, in the order in which models are compared."""
     return tuple(rule for each in vendors().values() for rule in each.media)
+
+
+@cache
+def cost_rules() -> Mapping[str, CostRule]:
+    """Return where responses state costs, by vendor."""
+    return {each.name: each.stated_cost for each in vendors().values() if each.stated_cost}
 
 
 @cache
@@ -124,7 +137,9 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,
     "token_tools": frozenset,
-    "region": _region,
+    "place": _place,
+    "own_cache_rates": bool,
+    "stated_cost": lambda rule: CostRule(**rule),
     "audio_as_text": bool,
     "is_gateway": bool,
     "is_listed": bool,

@@ -92,6 +92,22 @@ class RegionRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CostRule:
+    """Where a response states what the call cost."""
+
+    field: str
+    """The amount within the usage, with dots between the names of its levels."""
+    per_usd: int = 1
+    """Units of the amount in one USD."""
+    own_key: str | None = None
+    """The amount that the maker bills to the customer's own key, in addition."""
+    has_own_key: str | None = None
+    """True if the customer's own key was used."""
+    is_bill: bool = True
+    """False for a gateway, which computes the amount from a price list and bills nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Vendor:
     """A vendor, a gateway to several, or a kind of server."""
 
@@ -114,7 +130,10 @@ class Vendor:
     """Tokens of a PDF page that is read as text only."""
     token_tools: frozenset[str] = frozenset()
     """Tools that run at the vendor and cost only tokens, by type without date."""
-    region: RegionRule | None = None
+    place: PlaceRule | None = None
+    stated_cost: CostRule | None = None
+    own_cache_rates: bool = False
+    """True if cached tokens have separate rates, also where the list has none."""
     audio_as_text: bool = False
     """True if audio costs the same as text unless the list says otherwise."""
     is_gateway: bool = False

@@ -157,7 +157,7 @@ def test_unplaced_tokens_count_at_the_highest_rate_of_their_side(
 ) -> None:
     """The books do not know their price, and a limit counts the most that they can cost."""
     record = record_of_usage(usage, provider, model)
-    call = billable_call(model, provider, record.usage, None, PricingTerms(), record.unplaced)
+    call = billable_call(model, provider, record.usage, None, PricingTerms(), record)
     found = Prices().quote(call, NOON)
     assert record.unplaced is not None
     assert (found.price, found.unknown) == (None, record.unplaced.reason)
@@ -185,7 +185,7 @@ def test_bound_is_at_least_the_price_of_any_reading(usage: dict[str, Any], part:
     counts = {name: part if count == "{}" else count for name, count in usage.items()}
     counts["total_tokens"] = counts["total_tokens"] + 1_010 if "total_tokens" in counts else None
     record = record_of_usage(counts, "MyModel", "claude")
-    call = billable_call("m", "MyModel", record.usage, None, PricingTerms(), record.unplaced)
+    call = billable_call("m", "MyModel", record.usage, None, PricingTerms(), record)
     found = Prices({"m": Price(**rates)}).quote(call)
     readings = [
         Usage(input=1_000 + part * outside, output=10, **{name: part})

@@ -10,10 +10,12 @@ from langchain_core.messages import AIMessage, AIMessageChunk
 
 from otel_limits.bindings.langchain.chat_terms import terms_of
 from otel_limits.bindings.langchain.model_classes import model_id, provider_of
+from otel_limits.bindings.langchain.private_chat_names import usage_in_part
+from otel_limits.bindings.vendor_usage import reads_usage
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.normaliser import completed_by, record_of_usage
 from otel_limits.usage.numbers import token_count
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 from otel_limits.vendors.records import BLOCKED
@@ -45,6 +47,10 @@ OF_VENDOR: Final = ("token_usage", "usage")
 """Where a response has the vendor's own usage."""
 NOT_IN_USAGE: Final = ("service_tier", "serviceTier", "server_tool_use")
 """The tier that was served, and the number of searches."""
+
+
+track_converted_part = reads_usage(usage_in_part)
+"""Wraps one of `CONVERTERS`."""
 
 
 def call_to(
@@ -139,8 +145,21 @@ def usage_of(
         call: The call.
         chunks: Its parts, if it was streamed.
     """
-    provider, model = call.provider, call.model
     metadata = getattr(message, "response_metadata", None) or {}
+    record = _tokens_in(message, metadata, output, call, chunks)
+    for raw in (metadata.get("headers"), *map(metadata.get, OF_VENDOR), call.raw):
+        record = completed_by(record, raw)
+    return record
+
+
+def _tokens_in(
+    message: Any,
+    metadata: Mapping[str, Any],
+    output: Mapping[str, Any] | None,
+    call: InFlightCall,
+    chunks: Sequence[Any],
+) -> UsageRecord:
+    provider, model = call.provider, call.model
     usage = getattr(message, "usage_metadata", None)
     if usage and (repeated := _repeated_in(chunks)):
         usage = repeated[-1]

@@ -11,6 +11,7 @@ from otel_limits.bindings.base_framework import BaseFramework
 from otel_limits.bindings.class_patches import subclasses_of
 from otel_limits.bindings.import_hooks import when_imported
 from otel_limits.bindings.langchain.halt_marks import marker_of, markers_of
+from otel_limits.bindings.langchain.private_chat_names import CONVERTERS
 from otel_limits.bindings.langchain.unfollowed_methods import report_unfollowed
 from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
@@ -154,6 +155,7 @@ OWN: Final = {
     "_acall": ("chat_calls", "track_ainner"),
     "_stream": ("chat_calls", "track_inner_stream"),
     "_astream": ("chat_calls", "track_inner_astream"),
+    **dict.fromkeys(CONVERTERS, ("chat_readers", "track_converted_part")),
 }
 OF_AUTHORS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     MODELS: {

@@ -37,8 +37,10 @@ from otel_limits.bindings.openai_agents.model_readers import (
     text_of,
     tools_in,
     usage_of,
+    with_raw_usage,
 )
 from otel_limits.bindings.openai_agents.model_requests import RequestArguments
+from otel_limits.bindings.openai_agents.private_sdk_names import raw_usage_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import failed_remark
 from otel_limits.usage.normaliser import completed
@@ -119,6 +121,8 @@ class ModelRequest(ModelCallInProgress):
     arguments: RequestArguments = field(kw_only=True)
     previous_response_id: str | None = field(default=None, kw_only=True)
     """The ID of the last response that is stored at the vendor, if any."""
+    keeps_raw_usage: bool = field(default=True, kw_only=True)
+    """True if the vendor's usage stays in the response: the application asked for it."""
     items_begun: int = field(default=0, kw_only=True)
     """Number of items that a stream has begun."""
     items: list[Any] = field(default_factory=list, kw_only=True)
@@ -128,6 +132,9 @@ class ModelRequest(ModelCallInProgress):
 
     def send(self, method: Any) -> Any:
         """Call the model's method."""
+        settings = self.arguments["model_settings"]
+        self.arguments["model_settings"] = with_raw_usage(settings, self.model)
+        self.keeps_raw_usage = settings is self.arguments["model_settings"]
         return method(self.model, *self.arguments.positional, **self.arguments.named)
 
     def add_note(self, note: str) -> None:
@@ -185,7 +192,8 @@ class ModelRequest(ModelCallInProgress):
     def note_answer(self, answer: Any) -> None:
         """Note a response."""
         call = self.calls[0]
-        usage = usage_of(answer, call.model)
+        raw = raw_usage_of(answer, keeps=self.keeps_raw_usage)
+        usage = usage_of(answer, call.model, raw)
         text = "" if usage.has_output else text_of(answer.output) + arguments_in(answer.output)
         self.note(call, answer, usage, text)
         if (invocation := self.invocation) is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import ToolAnswer
@@ -15,7 +16,7 @@ from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import region_of
 from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.usage.normaliser import record_of_usage
+from otel_limits.usage.normaliser import completed_by, record_of_usage
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 
 if TYPE_CHECKING:
@@ -175,14 +176,31 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 # --- the response ---------------------------------------------------------------------------------
 
 
-def usage_of(response: Any, model: str) -> UsageRecord:
-    """Return the usage that a response of a model reports."""
+def with_raw_usage(settings: Any, model: Any) -> Any:
+    """Return the settings of a request with which the SDK keeps the vendor's usage."""
+    is_known = _provider_of_class(type(model)) is not None
+    if not is_known or getattr(
+        settings, "preserve_raw_usage", True
+    ):  # older ones have no such field
+        return settings
+    return replace(settings, preserve_raw_usage=True)
+
+
+def usage_of(response: Any, model: str, raw: object = None) -> UsageRecord:
+    """Return the usage that a response of a model reports.
+
+    Args:
+        response: The response.
+        model: The model's ID.
+        raw: The vendor's usage, if the SDK has kept it.
+    """
     usage = response.usage
     # Where a vendor reports none, the SDK writes zeros.
     is_missing = usage is None or not (
         usage.input_tokens or usage.output_tokens or usage.total_tokens
     )
-    return record_of_usage(None if is_missing else _as_sent(response, usage), USAGE, model)
+    record = record_of_usage(None if is_missing else _as_sent(response, usage), USAGE, model)
+    return completed_by(completed_by(record, usage), raw)
 
 
 def _as_sent(response: Any, usage: Any) -> dict[str, Any]:

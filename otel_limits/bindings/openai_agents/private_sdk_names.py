@@ -23,6 +23,29 @@ CLIENT: Final = "_client"
 OpenAI's."""
 
 
+RAW_USAGE: Final = "_agents_sdk_raw_usage"
+"""The vendor's usage, as an attribute of the last response of a stream of Chat Completions.
+
+The public `ModelResponse.raw_usage` is made from it later. Without it, such calls cost what the
+price list says.
+"""
+
+
+def raw_usage_of(response: Any, *, keeps: bool) -> Any:
+    """Return the vendor's usage of a response, if the SDK has kept it.
+
+    Args:
+        response: A `ModelResponse`, or the last response of a stream.
+        keeps: False to remove it, as the application did not ask for it.
+    """
+    held = vars(response)
+    name = RAW_USAGE if RAW_USAGE in held else "raw_usage"
+    raw = held.get(name)
+    if raw is not None and not keeps:
+        held[name] = None
+    return raw
+
+
 def client_of(model: Any) -> Any:
     """Return the client of one of OpenAI's model classes, if it has one."""
     return getattr(model, CLIENT, None)

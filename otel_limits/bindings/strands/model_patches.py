@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.class_patches import subclasses_of
+from otel_limits.bindings.strands.private import CONVERTERS
+from otel_limits.bindings.vendor_usage import reads_usage
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 
 MODEL_METHODS: Final = ("stream", "structured_output")
 """The methods of a model that call its provider."""
+
+
+def usage_in_chunk(_: Any, event: Any, **__: Any) -> object:
+    """Return the vendor's usage in what a model class converts to a chunk."""
+    if event.get("chunk_type") == "metadata":
+        return event.get("data")
+    if event.get("type") == "message_start":  # Anthropic's, whose tier the class drops
+        return event["message"].get("usage")
+    return None
 
 
 class ModelPatcher:
@@ -60,3 +71,6 @@ class ModelPatcher:
 
             self._patches.wrap(owner, "stream", requests.track_stream)
             self._patches.wrap(owner, "structured_output", requests.track_structured_output)
+            for name in CONVERTERS:
+                if name in vars(owner):
+                    self._patches.wrap(owner, name, reads_usage(usage_in_chunk))

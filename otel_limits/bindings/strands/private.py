@@ -50,6 +50,9 @@ def _is_set(owner: Any, name: str) -> bool:
 SPAN_METHODS: Final = ("Agent._start_agent_trace_span", "Agent._end_agent_trace_span")
 """They start and end the span of an invocation."""
 
+CONVERTERS: Final = ("format_chunk", "_format_chunk")
+"""Methods of model classes that convert a part of an answer: public ones, or else private ones."""
+
 EVENTS: Final = "strands.types._events"
 AGENT: Final = "strands.agent.agent"
 REALTIME_AGENT: Final = "strands.bidi.agent.agent"
@@ -167,6 +170,18 @@ PRIVATE_NAMES: Final = (
         )
         for module, name in (
             ("strands.models.openai", "OpenAIModel"),
+            ("strands.models.openai_responses", "OpenAIResponsesModel"),
+        )
+    ),
+    *(
+        PrivateName(
+            module,
+            f"{name}()._format_chunk",
+            "Converts the vendor's usage, and drops stated costs and the tier that was served.",
+            "Such calls cost what the price list says, at the tier of the request.",
+        )
+        for module, name in (
+            ("strands.models.gemini", "GeminiModel"),
             ("strands.models.openai_responses", "OpenAIResponsesModel"),
         )
     ),

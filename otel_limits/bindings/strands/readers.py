@@ -12,7 +12,7 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.usage.normaliser import record_of_response, record_of_usage
+from otel_limits.usage.normaliser import completed_by, record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
 from otel_limits.vendors.records import BLOCKED
 
@@ -106,7 +106,8 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
         elif "metadata" in chunk:
             call.answered = call.has_content = True
             if (usage := chunk["metadata"].get("usage")) is not None:
-                call.record = record_of_usage(usage, call.provider, call.model)
+                record = record_of_usage(usage, call.provider, call.model)
+                call.record = completed_by(record, call.raw)
         elif "messageStop" in chunk:
             call.answered = True
             call.is_unbilled = chunk["messageStop"].get("stopReason") in BLOCKED

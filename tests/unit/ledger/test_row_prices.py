@@ -76,6 +76,7 @@ class Row(NamedTuple):
     cache_write_1h_tokens: Any = None
     tier: str | None = None
     price_basis: str | None = None
+    stated_pico: int | None = None
 
 
 def rows(prices: Prices) -> Iterator[Row]:

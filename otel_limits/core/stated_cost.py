@@ -1,0 +1,157 @@
+"""The cost of a call that its response states: whether it is the price, and how far it is off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import TYPE_CHECKING, Final
+
+from otel_limits.core.usage import EXACT, NO_COST
+from otel_limits.vendors.records import cost_rules
+
+if TYPE_CHECKING:
+    from otel_limits.core.price import Quote
+    from otel_limits.vendors.vendor import CostRule
+
+STATED: Final = "stated"
+"""Source of a price that the vendor states; its version is the vendor's name."""
+FIRM: Final = frozenset({"policy", "local"})
+"""Sources that precede it."""
+
+SPEED: Final = "speed"
+"""Anthropic's tier of speed, in addition to its service tier:
+https://platform.claude.com/docs/en/build-with-claude/fast-mode."""
+SEARCH_SIZE: Final = "search_context_size"
+"""Perplexity's, on which its fee depends: https://docs.perplexity.ai/getting-started/pricing."""
+HEADER: Final = "x-litellm-response-cost"
+"""Header of LiteLLM's proxy, in USD: https://docs.litellm.ai/docs/proxy/response_headers."""
+COMPUTED: Final = "cost in a span"
+"""A cost that an instrumentation has computed."""
+OWN_COST: Final = "otel_limits.stated_cost_usd"
+OWN_COST_BY: Final = "otel_limits.stated_cost_by"
+"""Our own attributes of a span: the cost in its response, in digits, and the vendor."""
+AS_TEXT: Final = frozenset({HEADER, OWN_COST})
+GATEWAY: Final = "litellm_proxy"
+"""The source of a cost outside of the fields of the vendor that bills."""
+
+ABSURD: Final = 100
+"""A stated cost is refused above this multiple of what the call can cost."""
+MAX_DIFFERENCE: Final = Decimal("0.01")
+"""A larger difference from the computed price is reported."""
+
+LONGEST: Final = 60
+"""Characters of an amount in a text."""
+
+NOT_A_NUMBER: Final = "not a number"
+NEGATIVE: Final = "negative"
+INCOMPLETE: Final = "without the amount that the maker bills to the customer's own key"
+TOO_MUCH: Final = f"more than {ABSURD} times what the call can cost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedCost:
+    """The cost of one model call in its response."""
+
+    amount: Decimal = NO_COST
+    """USD."""
+    by: str
+    """The vendor that states it."""
+    is_bill: bool = True
+    """True if it is what the vendor bills; else it is recorded and compared only."""
+    refused: str = ""
+    """Why the amount cannot be taken."""
+
+
+def recorded(amount: Decimal, by: object) -> StatedCost:
+    """Return a stated cost from the ledger."""
+    rule = cost_rules().get(str(by))
+    is_bill = rule is not None and rule.is_bill and amount >= 0
+    return StatedCost(amount=amount, by=str(by), is_bill=is_bill)
+
+
+def stated_in(billing: Mapping[str, object], vendor: str) -> StatedCost | None:
+    """Return the cost that a response states, if it does.
+
+    Args:
+        billing: The fields of its usage that decide the price.
+        vendor: The vendor that was called, by its name on the price list.
+    """
+    if OWN_COST in billing:
+        told = _stated(billing[OWN_COST], OWN_COST, GATEWAY)
+        return replace(recorded(told.amount, billing.get(OWN_COST_BY)), refused=told.refused)
+    rules = cost_rules()
+    if (rule := rules.get(vendor)) is not None and rule.field in billing:
+        return _by_rule(billing, rule, vendor)
+    for field in (rules[GATEWAY].field, HEADER, COMPUTED):
+        if field in billing:
+            return _stated(billing[field], field, GATEWAY, is_bill=False)
+    return None
+
+
+def _by_rule(billing: Mapping[str, object], rule: CostRule, vendor: str) -> StatedCost:
+    stated = _stated(billing[rule.field], rule.field, vendor, rule.per_usd, is_bill=rule.is_bill)
+    if stated.refused or rule.own_key is None or billing.get(rule.has_own_key or "") is not True:
+        return stated
+    if rule.own_key not in billing:
+        return replace(stated, refused=INCOMPLETE)
+    more = _stated(billing[rule.own_key], rule.own_key, vendor, rule.per_usd)
+    return replace(more, amount=EXACT.add(stated.amount, more.amount))
+
+
+def _stated(
+    value: object, field: str, by: str, per_usd: int = 1, *, is_bill: bool = True
+) -> StatedCost:
+    amount = _number(value, is_text=field in AS_TEXT)
+    if amount is None or amount < 0:
+        refused = NOT_A_NUMBER if amount is None else NEGATIVE
+        return StatedCost(by=by, is_bill=is_bill, refused=refused)
+    return StatedCost(amount=EXACT.divide(amount, per_usd), by=by, is_bill=is_bill)
+
+
+def _number(value: object, *, is_text: bool) -> Decimal | None:
+    """Return an amount; `None` for booleans, NaN, infinities, and texts unless all are texts."""
+    kinds = (int, float, Decimal, str) if is_text else (int, float, Decimal)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        return None
+    # The shortest digits of a float are those that the vendor has sent.
+    amount = EXACT.create_decimal(str(value)[:LONGEST])
+    return amount if amount.is_finite() else None
+
+
+def priced_with(computed: Quote, stated: StatedCost, highest: Decimal) -> Quote:
+    """Return the price of a call whose response states a cost.
+
+    The policy file comes first, then the vendor that bills, then the price list.
+
+    Args:
+        computed: The price by the policy file or the list.
+        stated: What the response states.
+        highest: The highest amount of one call, in USD.
+    """
+    bound = computed.charge
+    refused = stated.refused
+    if not refused and (stated.amount > highest or (bound and stated.amount > ABSURD * bound)):
+        refused = TOO_MUCH
+    if refused:
+        return replace(computed, stated_by=stated.by, stated_refused=refused)
+    told = replace(computed, stated=stated.amount, stated_by=stated.by, listed=computed.price)
+    if not stated.is_bill or computed.source in FIRM:
+        return told
+    is_same = computed.price == stated.amount
+    return replace(
+        told,
+        price=stated.amount,
+        source=STATED,
+        version=stated.by,
+        unknown=None,
+        at_most=None,
+        rates=computed.rates if is_same else None,
+    )
+
+
+def differs(stated: Decimal | None, listed: Decimal | None) -> bool:
+    """Return whether a stated cost and a computed price are known, and differ by more than 1%."""
+    if stated is None or listed is None:
+        return False
+    return abs(EXACT.subtract(stated, listed)) > EXACT.multiply(MAX_DIFFERENCE, listed)
