@@ -72,9 +72,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--output", type=file_name, metavar="FILE", help="output file (default: standard output)"
     )
-    text = "Import spans from JSON: OTLP, answers of Tempo and Jaeger, console exporters."
+    text = "Import spans from JSON (OTLP, Tempo, Jaeger, console exporters), or logs of LiteLLM."
     parser = add_ledger_command(group, "import", text, import_spans)
-    parser.add_argument("files", nargs="+", type=file_name, metavar="FILE", help="spans as JSON")
+    parser.add_argument(
+        "files", nargs="+", type=file_name, metavar="FILE", help="spans or spend logs"
+    )
     reprice.add(group)
     text = "Import a spill file whose ledger was moved or deleted."
     parser = add_ledger_command(group, "adopt", text, adopt, option="--into")

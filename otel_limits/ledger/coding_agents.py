@@ -111,8 +111,8 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
     end = _time_of(said, record)
     identity = str(said.get(agent.identity or "") or f"{said.get(agent.session)} {end}")
     session = str(said.get(agent.session) or identity)
-    trace = _hashed([agent.name, session])[:TRACE_DIGITS]
-    above = _hashed([agent.name, session, "session"])[:SPAN_DIGITS]
+    trace = hashed([agent.name, session])[:TRACE_DIGITS]
+    above = hashed([agent.name, session, "session"])[:SPAN_DIGITS]
     start = end - int(_count(said.get("duration_ms")) or 0) * MILLISECOND
     times = {"startTimeUnixNano": start, "endTimeUnixNano": end}
     about = {semconv.OPERATION: "invoke_agent", semconv.AGENT_NAME: agent.name}
@@ -134,7 +134,7 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
     yield {
         **times,
         "traceId": trace,
-        "spanId": _hashed([agent.name, identity])[:SPAN_DIGITS],
+        "spanId": hashed([agent.name, identity])[:SPAN_DIGITS],
         "parentSpanId": above,
         "name": "chat",
         "attributes": attributes_of(call),
@@ -165,5 +165,6 @@ def _time_of(said: Mapping[str, Any], record: Node) -> int:
     return time - time % MICROSECOND
 
 
-def _hashed(parts: Iterable[str]) -> str:
+def hashed(parts: Iterable[str]) -> str:
+    """Return what identifies a span in all imports."""
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

@@ -1,9 +1,14 @@
-"""JSON documents in a file: one per line, printed over lines, in an array, or within log lines."""
+"""JSON documents in a file: one per line, printed over lines, in an array, or within log lines.
+
+A row of a CSV file is a document, too: an object with the names of the columns.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import gzip
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -18,6 +23,10 @@ BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Windows may add it."""
 TOKEN: Final = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[{}]')
 """Braces, and strings, which may contain others. A string never spans lines."""
+HEADER: Final = re.compile(rb'(?:\xef\xbb\xbf)?"?\w+"?(?:,"?\w+"?)+\r?\n?')
+"""The first line of a CSV file: names without anything else, unlike JSON and logs."""
+MAX_FIELD: Final = 2**31 - 1
+"""Characters of a field of a CSV file, which may be a whole prompt."""
 AROUND: Final = BYTE_ORDER_MARK + b"[], \t\r\n"
 """Characters that may separate objects."""
 
@@ -53,8 +62,33 @@ def documents_in(lines: Iterable[bytes]) -> Iterator[JsonDocument]:
     """Find the JSON objects in lines.
 
     An array of objects is the objects, and the prefix of a logger is ignored. An
-    object that is cut off ends where a line has a whole one.
+    object that is cut off ends where a line has a whole one. The rows of a CSV file are objects.
     """
+    every = iter(lines)
+    first = list(itertools.islice(every, 1))
+    if first and HEADER.fullmatch(first[0]):
+        yield from _rows_in(itertools.chain(first, every))
+    else:
+        yield from _objects_in(itertools.chain(first, every))
+
+
+def _rows_in(lines: Iterable[bytes]) -> Iterator[JsonDocument]:
+    """Read the rows of a CSV file, whose fields may have several lines."""
+    csv.field_size_limit(MAX_FIELD)
+    text = (line.decode("utf-8-sig", "replace") for line in lines)
+    rows = csv.DictReader(text, restkey="(more)", strict=True)
+    try:
+        for row in rows:
+            if None in row.values() or "(more)" in row:
+                problem = f"It does not have {len(rows.fieldnames or ())} fields."
+                yield JsonDocument(rows.line_num, "", None, problem)
+            else:
+                yield JsonDocument(rows.line_num, "", row)
+    except csv.Error as error:
+        yield JsonDocument(rows.line_num, "", None, str(error))
+
+
+def _objects_in(lines: Iterable[bytes]) -> Iterator[JsonDocument]:
     held = Held()
     for number, line in enumerate(lines, start=1):
         whole = _whole(number, line)

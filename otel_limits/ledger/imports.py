@@ -28,6 +28,7 @@ from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.documents import documents_in, opened
+from otel_limits.ledger.gateway_calls import recorded_by_agents
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -91,8 +92,8 @@ NO_AGENT: Final = "(no agent)"
 NO_CALL: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type or langfuse.observation.type, or two of these: a "
-    "model, usage, and a name like `chat`. Metrics contain none, and logs those of Claude Code and "
-    "Codex."
+    "model, usage, and a name like `chat`. Metrics contain none, and logs those of Claude Code, "
+    "Codex and LiteLLM."
 )
 
 
@@ -147,7 +148,7 @@ class ImportResult:
             )
         if not self.bad:
             return " ".join(parts)
-        bad = pluralize(len(self.bad), "part that is not OTLP JSON", "parts that are not OTLP JSON")
+        bad = pluralize(len(self.bad), "part that cannot be read", "parts that cannot be read")
         parts.append(f"Skipped {bad}:")
         more = [f"and {len(self.bad) - SHOWN:,} more"] if len(self.bad) > SHOWN else []
         return "\n  ".join([" ".join(parts), *self.bad[:SHOWN], *more])
@@ -343,6 +344,7 @@ def import_files(
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
     stored = stored_traces(database, traces)
+    recorded |= recorded_by_agents(database, traces.spans.values())
     done = ImportResult(
         bad=traces.bad,
         large=traces.large,

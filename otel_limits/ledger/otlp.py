@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.known import span_names
 from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.ledger.coding_agents import spans_of_logs
+from otel_limits.ledger.litellm_logs import (
+    LOGGED,
+    GatewayCall,
+    is_spend_log,
+    spans_of_spend_log,
+)
 from otel_limits.ledger.shapes import plain_attributes, present_names, resource_spans
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
@@ -100,6 +106,8 @@ class Span:
     """Tokens that it reports although it shows no request, such as the sum of an application."""
     unclear: Sequence[str]
     """The names of those tokens, if the meaning of all of them is unknown."""
+    logged: GatewayCall | None
+    """The call in a gateway's log that it was made from."""
 
     @property
     def key(self) -> SpanKey:
@@ -162,7 +170,12 @@ def read_spans(document: JsonDocument, keys: Sequence[str]) -> DocumentSpans:
     unfinished = 0
     try:
         found = present_names(document.value, document.text)
-        for resource in (*resource_spans(found), *spans_of_logs(found)):
+        resources = (
+            spans_of_spend_log(found)
+            if is_spend_log(found)
+            else (*resource_spans(found), *spans_of_logs(found))
+        )
+        for resource in resources:
             for scope in _list_in(resource, "scopeSpans"):
                 name = str((scope.get("scope") or {}).get("name", ""))
                 for span in _list_in(scope, "spans"):
@@ -194,6 +207,7 @@ def _list_in(node: Mapping[str, Any], name: str) -> Sequence[Any]:
 def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
     # Some exporters write an empty string for a span without a parent.
     parent = span.get("parentSpanId") or None
+    logged = span.get(LOGGED)
     name, is_error = str(span.get("name", "")), span.get("status", {}).get("code") in ERROR_CODES
     attributes = plain_attributes(span.get("attributes", ()))
     events = [
@@ -223,9 +237,9 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
-        total=shown_call(attributes, scope, (), is_error=is_error) if is_total else None,
-        stated=tokens or (0 if unplaced is None else unplaced.more_input + unplaced.more_output),
-        unclear=() if tokens or unplaced is None else unplaced.names,
+        stated=stated_tokens(attributes, scope) if may_state else 0,
+        # A field of this name in a file is something else.
+        logged=logged if isinstance(logged, GatewayCall) else None,
     )
 
 

@@ -256,7 +256,7 @@ def test_lines_that_are_no_spans(exported: Path, ledger: LedgerFile, capsys: Out
             '\n{"resourceMetrics": []}\nnonsense\n[]\n{"resourceSpans": [{"scopeSpans": 1}]}\n'
         )
     assert main(["ledger", "import", str(exported)]) == 0
-    assert "Skipped 2 parts that are not OTLP JSON:" in capsys.readouterr().out
+    assert "Skipped 2 parts that cannot be read:" in capsys.readouterr().out
 
 
 def test_a_file_that_is_not_there(ledger: LedgerFile, tmp_path: Path, capsys: Output) -> None:
