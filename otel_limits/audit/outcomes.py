@@ -38,7 +38,7 @@ OUTCOMES: Final = (
     Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
     Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
 )
-KINDS: Final = ("successful", "halted", "killed", "failed", "lost")
+KINDS: Final = ("successful", "halted", "killed", "failed", "lost", "interrupted", "unknown")
 """Each ended invocation is exactly one of these."""
 UNDECIDED: Final = ("interrupted", "unknown")
 """Those that are neither successful nor unsuccessful."""
@@ -120,5 +120,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
         note="Finished invocations that started in the selected period, with their own cost. "
         "Successful ones ended naturally, halted ones were ended by a limit, killed ones on "
-        "request, lost ones by `otel-limits ledger end-lost`; all others failed.",
+        "request, lost ones by `otel-limits ledger end-lost`; interrupted ones wait, e.g. for a "
+        "person's answer, with which another invocation continues. The end of an import may be "
+        "unknown. All others failed. The unsuccessful share is that of known ends.",
     )

@@ -11,10 +11,10 @@ from typing import Final
 
 from otel_limits.audit.anomalies import ANOMALIES
 from otel_limits.audit.backtest import BACKTEST
-from otel_limits.audit.quota_budget import BUDGET
 from otel_limits.audit.grants import GRANTS
 from otel_limits.audit.loop_report import LOOPS
 from otel_limits.audit.policies import POLICIES
+from otel_limits.audit.quota_budget import BUDGET
 from otel_limits.audit.reconcile import RECONCILE
 from otel_limits.audit.show import SHOW
 from otel_limits.audit.spend import SPEND

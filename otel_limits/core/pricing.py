@@ -26,7 +26,7 @@ from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote
 from otel_limits.core.price_steps import PriceSteps, price_steps
-from otel_limits.core.regions import highest_premium, place_of, premium
+from otel_limits.core.regions import highest_premium, premium, region_of
 from otel_limits.core.stated_cost import priced_with
 from otel_limits.core.terms import AUTOMATIC, SEARCHES, STANDARD, BillableCall, may_search
 from otel_limits.core.usage import NO_COST, Usage

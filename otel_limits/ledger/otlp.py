@@ -237,7 +237,9 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
-        stated=stated_tokens(attributes, scope) if may_state else 0,
+        total=shown_call(attributes, scope, (), is_error=is_error) if is_total else None,
+        stated=tokens or (0 if unplaced is None else unplaced.more_input + unplaced.more_output),
+        unclear=() if tokens or unplaced is None else unplaced.names,
         # A field of this name in a file is something else.
         logged=logged if isinstance(logged, GatewayCall) else None,
     )

@@ -9,7 +9,14 @@ import sqlalchemy as sa
 
 from otel_limits.core.events import HALTED
 from otel_limits.core.terms import UNPLACED
-from otel_limits.ledger.rows import IN_FORCE, LOST, MAX_INTEGER, UNKNOWN_SIZE
+from otel_limits.ledger.rows import (
+    IN_FORCE,
+    LOST,
+    MAX_INTEGER,
+    NOT_KNOWN,
+    PAUSED,
+    UNKNOWN_SIZE,
+)
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,

@@ -13,8 +13,8 @@ from otel_limits.vendors.images import IMAGE_RULES
 from otel_limits.vendors.vendor import (
     CostRule,
     MediaRule,
-    PlaceRule,
     Premium,
+    RegionRule,
     UsageRule,
     Vendor,
 )
@@ -137,7 +137,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,
     "token_tools": frozenset,
-    "place": _place,
+    "region": _region,
     "own_cache_rates": bool,
     "stated_cost": lambda rule: CostRule(**rule),
     "audio_as_text": bool,

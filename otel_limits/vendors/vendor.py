@@ -130,7 +130,7 @@ class Vendor:
     """Tokens of a PDF page that is read as text only."""
     token_tools: frozenset[str] = frozenset()
     """Tools that run at the vendor and cost only tokens, by type without date."""
-    place: PlaceRule | None = None
+    region: RegionRule | None = None
     stated_cost: CostRule | None = None
     own_cache_rates: bool = False
     """True if cached tokens have separate rates, also where the list has none."""
