@@ -10,7 +10,7 @@ Another distribution derives it from `BaseFramework`, and names it in an entry p
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,10 +31,9 @@ class Gap:
     """The framework's release, e.g. `strands-agents 1.62.0`."""
     without: str
     """The consequence, as a sentence."""
-    is_vital: bool
-    """True if no limit can be enforced without it; otherwise there is a fallback."""
-    spares_agents: bool = False
-    """True if it is vital for groups only: each agent alone is still limited."""
+    still_limited: Literal["all", "some", "none"]
+    """The agents that are limited without it: `all`, as there is a fallback, `some`, such as each
+    agent of a group alone, or `none`."""
 
 
 class Host(Protocol):

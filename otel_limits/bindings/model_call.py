@@ -13,7 +13,7 @@ import itertools
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.admission import (
     IMMEDIATE,
@@ -301,9 +301,6 @@ class ModelCallInProgress(ABC):
 
     A request may be several model calls, as LangChain's `generate` takes several conversations.
     """
-
-    has_fallbacks: ClassVar[bool] = False
-    """True if code of the framework around a call may send it to another model after an error."""
 
     run: Run
     invocation: InvocationInProgress | None
@@ -795,7 +792,7 @@ class ModelCallInProgress(ABC):
         if wrapping is None or not isinstance(error, Exception):
             return None
         failed = replace(wrapping, remark=failed_remark(error))
-        return None if self.has_fallbacks and invocation.falls_back(failed) else failed
+        return None if invocation.falls_back(failed) else failed
 
     # --- what the framework gets ------------------------------------------------------------------
 

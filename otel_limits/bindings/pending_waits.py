@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS: Final = 0.25
 """Time for clean-up after an interruption, before that is interrupted, too."""
-
-GRACE_SECONDS: Final = 0.02
-"""Delay before a leg is interrupted, as interrupting its inner wait ends it more cleanly."""
 
 WHY: Final = "otel-limits ends the invocation"
 """Message of our cancellation, for tracebacks, and to recognize it in Python 3.10."""
@@ -56,7 +53,6 @@ class Wait:
     # No `__init__`: an error in it could not be suppressed.
     _waits: PendingWaits | None = None
     """The waits of the invocation; `None` before `join`."""
-    _is_leg = False
     _task: asyncio.Task[Any] | None = None
     """The waiting task; `None` between two waits, when the stream's reader runs."""
     _reader: asyncio.Task[Any] | None = None
@@ -65,16 +61,25 @@ class Wait:
     _cancellations = 0
     """How often we have cancelled the task in the current wait."""
 
-    @suppress_errors("binding")
-    def join(self, waits: PendingWaits, *, is_leg: bool = False) -> None:
-        """Join the waits of an invocation.
+    grace_seconds: ClassVar[float] = 0
+    """Delay before it is interrupted."""
 
-        Args:
-            waits: Those of the invocation.
-            is_leg: It waits for a whole leg. That is only interrupted while a response is
-                requested, and if no inner wait can be: tools are not interrupted.
-        """
-        self._waits, self._is_leg = waits, is_leg
+    def may_begin_late(self) -> bool:
+        """Return whether it may begin although the invocation was ended."""
+        return False
+
+    def may_be_cut(self, waits: PendingWaits) -> bool:  # noqa: ARG002  not every wait asks
+        """Return whether it can be interrupted now, or later in the same wait."""
+        return True
+
+    def is_innermost(self, waits: PendingWaits) -> bool:  # noqa: ARG002
+        """Return whether it is interrupted itself, and not a wait within it."""
+        return True
+
+    @suppress_errors("binding")
+    def join(self, waits: PendingWaits) -> None:
+        """Join the waits of an invocation."""
+        self._waits = waits
         waits.open.append(self)
 
     @suppress_errors("binding")
@@ -99,13 +104,11 @@ class Wait:
             if task is not self._reader:
                 self._reader, self._others = task, _cancellations_of(task)
             # Read after the task is set, as `cut` writes and reads in the opposite order.
-            is_late = self._waits is not None and self._waits.is_cut
-            if is_late and self._is_leg:  # which still has to end
-                self.interrupt()
+            is_late = self._waits is not None and self._waits.is_cut and not self.may_begin_late()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("binding", error)
             is_late = False
-        if is_late and not self._is_leg:
+        if is_late:
             self._task = None
             raise InvocationEndedError
         try:
@@ -132,16 +135,14 @@ class Wait:
             return
         loop = task.get_loop()
         with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(
-                loop.call_later, GRACE_SECONDS if self._is_leg else 0, self._cancel
-            )
+            loop.call_soon_threadsafe(loop.call_later, self.grace_seconds, self._cancel)
 
     def _cancel(self) -> None:
         """Cancel the task in its loop, repeatedly, as some code swallows cancellations."""
         task, waits = self._task, self._waits
-        if task is None or waits is None or (self._is_leg and not waits.is_asking):
+        if task is None or waits is None or not self.may_be_cut(waits):
             return
-        if not (self._is_leg and any(each.is_waiting for each in waits.open if each is not self)):
+        if self.is_innermost(waits):
             self._cancellations += 1
             task.cancel(WHY)
         task.get_loop().call_later(PATIENCE_SECONDS, self._cancel)

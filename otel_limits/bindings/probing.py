@@ -110,7 +110,9 @@ def _gaps(framework: Framework, missing: Iterable[tuple[str, str]]) -> list[Gap]
 
 
 def _gap(framework: Framework, name: str) -> Gap:
-    return Gap(name=name, version=release(framework), without=framework.without, is_vital=True)
+    return Gap(
+        name=name, version=release(framework), without=framework.without, still_limited="none"
+    )
 
 
 def _missing_part(module: str, name: str) -> str:

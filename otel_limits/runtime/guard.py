@@ -131,7 +131,7 @@ class Guard:
             self._fallbacks.setdefault(name, []).append(sentence)
             logger.warning("otel-limits: %s Limits are still enforced.", sentence)
         # A binding that is incomplete could affect agents.
-        if any(gap.is_vital and not gap.spares_agents for gap in gaps):
+        if any(gap.still_limited == "none" for gap in gaps):
             self._unfit.add(name)
         for sentence in obstacles(gaps):
             self.report_not_enforcing(sentence, name)
@@ -219,13 +219,17 @@ def obstacles(gaps: Iterable[Gap]) -> list[str]:
         f"{gap.version} has no {gap.name}. {gap.without} Install a release of otel-limits that "
         f"supports {gap.version}, or an earlier version of that package."
         for gap in gaps
-        if gap.is_vital
+        if gap.still_limited != "all"
     ]
 
 
 def fallback_warnings(gaps: Iterable[Gap]) -> list[str]:
     """Describe the fallbacks in use."""
-    return [f"{gap.version} has no {gap.name}. {gap.without}" for gap in gaps if not gap.is_vital]
+    return [
+        f"{gap.version} has no {gap.name}. {gap.without}"
+        for gap in gaps
+        if gap.still_limited == "all"
+    ]
 
 
 def end_process(sentences: Sequence[str]) -> NoReturn:

@@ -18,7 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable, kill
-from otel_limits.bindings.pending_waits import GRACE_SECONDS
+from otel_limits.bindings.strands.middleware import LegWait
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.processes import PATIENCE_SECONDS
 
@@ -443,7 +443,7 @@ def test_hook_after_answer_is_not_interrupted(
 
     async def stores(event: AfterModelCallEvent) -> None:
         time_is_up()
-        await asyncio.sleep(2 * GRACE_SECONDS)
+        await asyncio.sleep(2 * LegWait.grace_seconds)
         finished.append("stored")
 
     agent = make_agent(ScriptedModel([says("done")]))
@@ -462,7 +462,7 @@ def test_slow_reader_is_not_interrupted(
         async for event in make_agent(Stuck(3)).stream_async("go"):
             if "data" in event:
                 time_is_up()
-                await asyncio.sleep(2 * GRACE_SECONDS)
+                await asyncio.sleep(2 * LegWait.grace_seconds)
                 seen.append("read")
             if "result" in event:
                 seen.append(event["result"].stop_reason)

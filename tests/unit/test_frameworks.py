@@ -31,7 +31,9 @@ from tests.unit.test_second_framework import Scripted, install, look, named
 
 SETTINGS = Settings(policy=Policy(limits=Limits(max_turns=3)))
 
-MISSING = Gap(name="robots.engine.Robot.run", version="robots 1.0", without="", is_vital=True)
+MISSING = Gap(
+    name="robots.engine.Robot.run", version="robots 1.0", without="", still_limited="none"
+)
 
 pytestmark = pytest.mark.usefixtures("faulty")
 

@@ -181,8 +181,6 @@ def _messages_in(asked: Any) -> Any:
 class ChatRequest(ModelCallInProgress):
     """A call of a model's method. `generate` takes several conversations: each is a model call."""
 
-    has_fallbacks = True  # `ModelFallbackMiddleware`
-
     cannot_ask: str = field(
         default="because its graph has no checkpointer. Compile it with one, e.g. "
         "checkpointer=InMemorySaver().",

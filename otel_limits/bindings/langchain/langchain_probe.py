@@ -41,7 +41,7 @@ def gaps(framework: Framework) -> tuple[Gap, ...]:
 def _other_gaps(framework: Framework) -> Iterator[Gap]:
     if not has_task():
         name = f"configuration key {TASK}"
-        yield Gap(name=name, version=release(framework), without=WITHOUT_TASK, is_vital=False)
+        yield Gap(name=name, version=release(framework), without=WITHOUT_TASK, still_limited="all")
     models = sys.modules.get("langchain_core.language_models.chat_models")
     for name, value in vars(getattr(models, "BaseChatModel", object)).items():
         is_public = not name.startswith("_") and inspect.isfunction(value)
@@ -50,5 +50,5 @@ def _other_gaps(framework: Framework) -> Iterator[Gap]:
                 name=f"known meaning of BaseChatModel.{name}",
                 version=release(framework),
                 without="Model calls that are made only by it are not counted.",
-                is_vital=False,
+                still_limited="all",
             )

@@ -43,5 +43,5 @@ def _private_gaps(framework: Framework) -> Iterator[Gap]:
                 name=f"{module}.{name}",
                 version=release(framework),
                 without=NO_TOOLS,
-                is_vital=False,
+                still_limited="all",
             )

@@ -12,7 +12,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 from otel_limits.bindings.admission import halt_from_error, settle_call
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.model_call import ModelCallInProgress, enclosing_request
-from otel_limits.bindings.pending_waits import InvocationEndedError, Wait
+from otel_limits.bindings.pending_waits import InvocationEndedError, PendingWaits, Wait
 from otel_limits.bindings.strands.answers import (
     cancelled_answer,
     ending_as_last,
@@ -66,6 +66,29 @@ MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, Event
 # --- a leg ----------------------------------------------------------------------------------------
 
 
+class LegWait(Wait):
+    """A wait for the events of a whole leg, which still has to end when the invocation does.
+
+    It is only interrupted while a response is requested, as tools are not.
+    """
+
+    # Interrupting the wait within it ends the leg more cleanly.
+    grace_seconds = 0.02
+
+    def may_begin_late(self) -> bool:
+        """Interrupt it from within."""
+        self.interrupt()
+        return True
+
+    def may_be_cut(self, waits: PendingWaits) -> bool:
+        """Return whether a response is requested."""
+        return waits.is_asking
+
+    def is_innermost(self, waits: PendingWaits) -> bool:
+        """Return whether no wait within it can be interrupted."""
+        return not any(each.is_waiting for each in waits.open if each is not self)
+
+
 def agent_stage(context: Any, next_fn: Next) -> Events:
     """Track a leg of an invocation in progress. Pass anything else through."""
     invocation = invocation_of(context.agent)
@@ -83,8 +106,8 @@ async def _follow_leg(
     leg, halted = followed.leg, False
     leg.is_followed = True
     open_parts: tuple[str, ...] = ()
-    events, wait = next_fn(context), Wait()
-    wait.join(followed.waits, is_leg=True)
+    events, wait = next_fn(context), LegWait()
+    wait.join(followed.waits)
     try:
         while True:
             try:

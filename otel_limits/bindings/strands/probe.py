@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits.bindings.framework import Gap
 from otel_limits.bindings.probing import name_in, release, vital_gaps
@@ -65,17 +64,17 @@ def gaps(framework: Framework) -> tuple[Gap, ...]:
 def _private_gaps(framework: Framework, modules: Collection[str]) -> Iterator[Gap]:
     for each in PRIVATE_NAMES:
         if each.module in modules and not each.exists:
-            yield _gap(framework, f"{each.module}.{each.name}", each.without, is_vital=False)
+            yield _gap(framework, f"{each.module}.{each.name}", each.without, "all")
 
 
 def _public_gaps(framework: Framework) -> Iterator[Gap]:
     # `stream_async` replaces missing methods that start and end the span of an invocation.
     has_spans = all(found(AGENT, name) for name in SPAN_METHODS)
     if not has_spans and found(AGENT, STREAM) is None:
-        yield _gap(framework, f"{AGENT}.{STREAM}", framework.without, is_vital=True)
+        yield _gap(framework, f"{AGENT}.{STREAM}", framework.without, "none")
     for (module, name), without in REPLACED.items():
         if found(module, name) is None:
-            yield _gap(framework, f"{module}.{name}", without, is_vital=False)
+            yield _gap(framework, f"{module}.{name}", without, "all")
 
 
 def gaps_of(framework: Framework, part: str) -> tuple[Gap, ...]:
@@ -96,8 +95,7 @@ def _gaps_of_realtime(framework: Framework) -> Iterator[Gap]:
     except ImportError as error:
         missing.append(name_in(error))
     for name in missing:
-        gap = _gap(framework, name, without, is_vital=True)
-        yield dataclasses.replace(gap, spares_agents=True)
+        yield _gap(framework, name, without, "some")
 
 
 def _gaps_of_group(framework: Framework, module: str) -> tuple[Gap, ...]:
@@ -108,9 +106,10 @@ def _gaps_of_group(framework: Framework, module: str) -> tuple[Gap, ...]:
         "Without it the agents of a group cannot be limited together; each of them is limited "
         "alone."
     )
-    gap = _gap(framework, f"{module}.{name}", without, is_vital=True)
-    return (dataclasses.replace(gap, spares_agents=True),)
+    return (_gap(framework, f"{module}.{name}", without, "some"),)
 
 
-def _gap(framework: Framework, name: str, without: str, *, is_vital: bool) -> Gap:
-    return Gap(name=name, version=release(framework), without=without, is_vital=is_vital)
+def _gap(
+    framework: Framework, name: str, without: str, still_limited: Literal["all", "some", "none"]
+) -> Gap:
+    return Gap(name=name, version=release(framework), without=without, still_limited=still_limited)

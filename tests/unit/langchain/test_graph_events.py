@@ -196,7 +196,7 @@ def test_new_method_of_chat_models_is_reported(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(BaseChatModel, "ask_provider", lambda _: None, raising=False)
     (gap,) = LANGCHAIN.gaps()
     assert gap.name == "known meaning of BaseChatModel.ask_provider"
-    assert not gap.is_vital
+    assert gap.still_limited == "all"
 
 
 def test_graph_in_a_node_has_the_private_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,4 +206,4 @@ def test_graph_in_a_node_has_the_private_key(monkeypatch: pytest.MonkeyPatch) ->
     assert TASK in given[0]["configurable"]
     monkeypatch.setattr(import_module(CONSTANTS), CONSTANT, "renamed")
     (gap,) = LANGCHAIN.gaps()
-    assert (gap.without, gap.is_vital) == (WITHOUT_TASK, False)
+    assert (gap.without, gap.still_limited) == (WITHOUT_TASK, "all")

@@ -212,6 +212,22 @@ def test_failed_calls_and_their_retries_count(how: str, events: list[Event]) -> 
     assert (stop.turns, stop.model_calls) == (1, 2)
 
 
+TOO_MANY_STEPS = "This request could not be completed because it took too many steps."
+
+
+@each_way
+def test_last_answer_is_retried_as_the_answer_before(how: str) -> None:
+    """Each answer needs two attempts, and the third attempt at the last one is a halt."""
+    enable(max_turns=1, action="wrap_up")
+    down = fails(RuntimeError("down"))
+    for last, text in (([down, says("what I know")], "what I know"), ([down] * 9, TOO_MANY_STEPS)):
+        model = ScriptedAgentsModel([down, uses("search"), *last])
+        result = CALLS[how](agent(model, model_settings=RETRIED))
+        assert (model.calls, halt_of(result).model_calls) == (4, 4)
+        assert result.final_output == text
+        assert otel_limits.is_synthetic(result) == (text == TOO_MANY_STEPS)
+
+
 @each_way
 def test_nothing_retries_a_halt(how: str, events: list[Event]) -> None:
     """A halt is not an error of the model; one that is raised is published once."""
