@@ -112,6 +112,38 @@ def test_yaml_and_pydantic_are_not_imported_without_a_policy_file(arguments: lis
     assert not {"yaml", "pydantic"} & imported
 
 
+def test_a_policy_file_loads_no_plugins_of_pydantic(tmp_path: Path) -> None:
+    """Those of other packages can take longer than a command; they are for its application."""
+    metadata = tmp_path / "loud-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: loud\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[pydantic]\nloud = loud:PLUGIN\n")
+    (tmp_path / "loud.py").write_text(
+        "class Plugin:\n    def new_schema_validator(self, *_, **__): return None, None, None\n"
+        "PLUGIN = Plugin()\n"
+    )
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {daily: {tokens: 5000, window: day}}\n")
+    program = (
+        "import os, sys\nfrom otel_limits.cli import main\nstatus = main(['check'])\n"
+        "read = 'pydantic' in sys.modules and 'loud' not in sys.modules\n"
+        "import pydantic\npydantic.create_model('Own')\n"
+        "sys.exit(status or [read, 'loud' in sys.modules] != [True, True]"
+        " or 'PYDANTIC_DISABLE_PLUGINS' in os.environ)"
+    )
+    environ = os.environ | {"PYTHONPATH": str(tmp_path), "OTEL_LIMITS_POLICY": str(policy)}
+    environ.pop("PYDANTIC_DISABLE_PLUGINS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_docs_on_terminal_renders_markdown() -> None:
     """Readers see colors instead of markup."""
     topic = docs.topics()[0]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
 import os
 import stat
+import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -24,6 +25,7 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.settings_reader import settings_with
+from otel_limits.settings.variables import set_variable, variable
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
@@ -40,6 +42,9 @@ LOOK_INTERVAL_SECONDS: Final = 1.0
 
 MAX_BYTES: Final = 1_000_000
 """The file is read in the thread of an agent; this much takes seconds."""
+
+PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
+"""The variable of pydantic with the plugins not to load: https://docs.pydantic.dev/latest/concepts/plugins."""
 
 NO_POLICY: Final = Policy()
 
@@ -271,14 +276,34 @@ def _user_name(uid: int) -> str:
 
 
 def _parse(content: bytes, path: str) -> tuple[Document, tuple[str, ...]]:
-    # Imported here, because a process without a file needs no YAML.
-    from otel_limits.settings.policy.reader import parse
-
     try:
-        return parse(content.decode(), path)
+        text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         return NO_DOCUMENT, (f"{path}:{line}: The file is not UTF-8 text.",)
+    with _without_plugins():
+        # Imported here, because a process without a file needs neither YAML nor pydantic.
+        from otel_limits.settings.policy.reader import parse
+
+        return parse(text, path)
+
+
+@contextlib.contextmanager
+def _without_plugins() -> Iterator[None]:
+    """Let pydantic load no plugins of other packages for the models of a policy file.
+
+    Logfire's takes three times as long as a command. An application that has imported pydantic has
+    loaded its plugins; otherwise they are loaded for its own models.
+    """
+    if "pydantic" in sys.modules:
+        yield
+        return
+    before = variable(PLUGINS)
+    set_variable(PLUGINS, "__all__")
+    try:
+        yield
+    finally:
+        set_variable(PLUGINS, before)
 
 
 def _stamp(path: str) -> Stamp:
