@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.imports import Traces
     from otel_limits.ledger.otlp import Span, SpanKey
+    from otel_limits.ledger.traces import Traces
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000
