@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.limits import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+SUMS: Final = ("inputTokens", "outputTokens", "totalTokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,12 @@ class Answer:
     stop_reason: str | None = None
     error: BaseException | None = None
     """Raised after the chunks, or immediately if there are none."""
+
+
+def details_in(answer: Answer) -> dict[str, int]:
+    """Return other counts of the usage than input, output and total."""
+    usage = answer.usage or {}
+    return {name: usage[name] for name in usage if name not in SUMS}
 
 
 def says(text: str, **changes: Any) -> Answer:

@@ -62,8 +62,8 @@ from otel_limits.ledger.rows import (
     tokens,
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
+from otel_limits.ledger.span_totals import settle, stored_traces
 from otel_limits.ledger.traces import Traces
-from otel_limits.ledger.uncounted import settle, stored_traces
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES
 from otel_limits.runs.conversations import conversation_hash
@@ -75,7 +75,7 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.uncounted import LeftOut, StoredTraces
+    from otel_limits.ledger.span_totals import LeftOut, StoredTraces
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000

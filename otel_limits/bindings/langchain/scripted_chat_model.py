@@ -12,6 +12,8 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
+from otel_limits.bindings.script import details_in
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -104,7 +106,8 @@ def _usage(answer: Answer) -> Any:
     if answer.usage is None:
         return None
     usage = {NAMES[name]: count for name, count in answer.usage.items() if name in NAMES}
-    return {**usage, "total_tokens": sum(usage.values())}
+    total, details = {"total_tokens": sum(usage.values())}, details_in(answer)
+    return {**usage, **total, **({"input_token_details": details} if details else {})}
 
 
 def _message(answer: Answer, call: int) -> AIMessage:

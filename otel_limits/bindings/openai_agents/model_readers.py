@@ -44,6 +44,7 @@ USAGE: Final = OPENAI
 """The SDK writes all usage like OpenAI: cached tokens are part of the input
 (openai-agents, usage.py)."""
 
+SUMS: Final = ("input_tokens", "output_tokens", "total_tokens")
 SCHEMAS: Final = ("response_format", "text", "metadata", "extra_headers")
 """Settings whose properties may have any name."""
 
@@ -176,39 +177,16 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 # --- the response ---------------------------------------------------------------------------------
 
 
-def with_raw_usage(settings: Any, model: Any) -> Any:
-    """Return the settings of a request with which the SDK keeps the vendor's usage."""
-    is_known = _provider_of_class(type(model)) is not None
-    if not is_known or getattr(
-        settings, "preserve_raw_usage", True
-    ):  # older ones have no such field
-        return settings
-    return replace(settings, preserve_raw_usage=True)
-
-
-def usage_of(response: Any, model: str, raw: object = None) -> UsageRecord:
-    """Return the usage that a response of a model reports.
-
-    Args:
-        response: The response.
-        model: The model's ID.
-        raw: The vendor's usage, if the SDK has kept it.
-    """
-    usage = response.usage
-    # Where a vendor reports none, the SDK writes zeros.
-    is_missing = usage is None or not (
-        usage.input_tokens or usage.output_tokens or usage.total_tokens
-    )
-    record = record_of_usage(None if is_missing else _as_sent(response, usage), USAGE, model)
-    return completed_by(completed_by(record, usage), raw)
+def usage_of(response: Any, model: str) -> UsageRecord:
+    """Return the usage that a response of a model reports."""
+    told = {} if response.usage is None else _as_sent(response, response.usage)
+    if not any(map(told.get, SUMS)):  # where a vendor reports none, the SDK writes zeros
+        told = {name: told[name] for name in told if name not in SUMS}
+    return record_of_usage(told, USAGE, model)
 
 
 def _as_sent(response: Any, usage: Any) -> dict[str, Any]:
-    told = {
-        name: getattr(usage, name)
-        for name in ("input_tokens", "output_tokens", "total_tokens")
-        if getattr(usage, name, None) is not None
-    }
+    told = {name: getattr(usage, name) for name in SUMS if getattr(usage, name, None) is not None}
     for name in ("input_tokens_details", "output_tokens_details"):
         if (details := getattr(usage, name, None)) is not None:
             told[name] = dict(details)

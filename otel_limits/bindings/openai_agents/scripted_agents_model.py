@@ -22,6 +22,7 @@ from openai.types.responses import (
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
 from otel_limits.bindings.openai_agents.halt_responses import message_of
+from otel_limits.bindings.script import details_in
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -143,7 +144,15 @@ def _counts(answer: Answer) -> dict[str, Any]:
 
 
 def _usage(answer: Answer) -> Usage:
-    return Usage() if answer.usage is None else Usage(requests=1, **_counts(answer))
+    if answer.usage is None:
+        return Usage()
+    return Usage(requests=1, **_counts(answer), input_tokens_details=_details(answer))
+
+
+def _details(answer: Answer) -> InputTokensDetails:
+    return InputTokensDetails.model_construct(
+        cached_tokens=0, cache_write_tokens=0, **details_in(answer)
+    )
 
 
 def _streamed_usage(answer: Answer) -> ResponseUsage | None:
@@ -151,8 +160,6 @@ def _streamed_usage(answer: Answer) -> ResponseUsage | None:
         return None
     return ResponseUsage.model_construct(
         **_counts(answer),
-        input_tokens_details=InputTokensDetails.model_construct(
-            cached_tokens=0, cache_write_tokens=0
-        ),
+        input_tokens_details=_details(answer),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
     )

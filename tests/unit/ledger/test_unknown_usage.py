@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from agents import Usage
-from openai.types.responses.response_usage import InputTokensDetails
 
 from otel_limits import Limits, ModelCall, disable, enable
-from otel_limits.bindings.langchain import scripted_chat_model
-from otel_limits.bindings.openai_agents import scripted_agents_model
 from otel_limits.cli import main
 from otel_limits.testing import says, uses
 from tests.features.page import SUBJECTS
@@ -22,39 +18,20 @@ if TYPE_CHECKING:
     from tests.conftest import Metric
     from tests.features.subject import Subject
 
-KNOWN = {"inputTokens": 90, "outputTokens": 10, "totalTokens": 100}
-UNKNOWN = {"quantumInputTokens": 5}
+SUMS = {
+    True: {"inputTokens": 90, "outputTokens": 10, "totalTokens": 100},
+    False: {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0},
+}
 NAMES = {
     "strands": "quantumInputTokens",
-    "langchain": "input_token_details.quantum_tokens",
-    "openai-agents": "input_tokens_details.quantum_tokens",
+    "langchain": "input_token_details.quantumInputTokens",
+    "openai-agents": "input_tokens_details.quantumInputTokens",
 }
-
-
-def of_langchain(*, is_known: bool) -> Any:
-    """The usage of a chat model."""
-    sent, answered = (90, 10) if is_known else (0, 0)
-    known = {"input_tokens": sent, "output_tokens": answered, "total_tokens": sent + answered}
-    return {**known, "input_token_details": {"quantum_tokens": 5}}
-
-
-def of_openai_agents() -> Usage:
-    """The usage of a response, of which the SDK always has the sums."""
-    details = InputTokensDetails.model_construct(
-        cached_tokens=0, cache_write_tokens=0, quantum_tokens=5
-    )
-    return Usage(
-        requests=1,
-        input_tokens=90,
-        output_tokens=10,
-        total_tokens=100,
-        input_tokens_details=details,
-    )
 
 
 @pytest.mark.parametrize(
     ("subject", "is_known"),
-    [*((subject, True) for subject in SUBJECTS), *((subject, False) for subject in SUBJECTS[:2])],
+    [(subject, is_known) for subject in SUBJECTS for is_known in (True, False)],
     ids=lambda value: getattr(value, "name", value),
 )
 @pytest.mark.usefixtures("ledger")
@@ -63,15 +40,11 @@ def test_attribute_that_is_not_understood_is_named_everywhere(
     metric: Metric,
     caplog: pytest.LogCaptureFixture,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     *,
     is_known: bool,
 ) -> None:
     """Once in the log, in each event, counted, and listed with the calls, in every framework."""
-    langchain_usage = of_langchain(is_known=is_known)
-    monkeypatch.setattr(scripted_chat_model, "_usage", lambda _: langchain_usage)
-    monkeypatch.setattr(scripted_agents_model, "_usage", lambda _: of_openai_agents())
-    usage = {**(KNOWN if is_known else {}), **UNKNOWN}
+    usage = {**SUMS[is_known], "quantumInputTokens": 5}
     events: list[Event] = []
     enable(Limits(max_turns=9), observers=[events.append])
     model = subject.model([uses("search", usage=usage), says("done", usage=usage)])

@@ -47,8 +47,8 @@ class LeftOut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """What is known of the sums of an import, and of those in the ledger."""
+class SettledTotals:
+    """The sums of an import, and those in the ledger, once their calls are known."""
 
     totals: Sequence[tuple[Span, ShownCall]]
     """Totals of agents that count as one call each."""
@@ -133,7 +133,7 @@ def _read(
 # --- the sums of an import ------------------------------------------------------------------------
 
 
-def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> Settled:
+def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> SettledTotals:
     """Decide which sums count as calls, and which tokens are not counted.
 
     Args:
@@ -166,7 +166,7 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
                 is_explained = row.key in summed or any(_encloses(row, each) for each in calls)
             if is_explained:
                 explained.append(row)
-    return Settled(totals, left_out, explained)
+    return SettledTotals(totals, left_out, explained)
 
 
 def _agents_with_totals(traces: Traces) -> list[tuple[Span, ShownCall]]:
