@@ -8,6 +8,8 @@ other tokens are not counted, and named.
 
 from __future__ import annotations
 
+import bisect
+import itertools
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -60,6 +62,28 @@ class SettledTotals:
 # --- the rows of a ledger -------------------------------------------------------------------------
 
 
+class Times:
+    """The times of some calls of a trace, of which those within or around another are found."""
+
+    def __init__(self, calls: Iterable[Span | Stored]) -> None:
+        """Sort them: a trace may have thousands of calls, and of spans with tokens."""
+        times = sorted((each.start_us, each.end_us) for each in calls)
+        self._starts = [start for start, _ in times]
+        ends = [end for _, end in times]
+        self._last_ends = list(itertools.accumulate(ends, max))
+        self._first_ends = [*itertools.accumulate(reversed(ends), min)][::-1]
+
+    def has_within(self, span: Span | Stored) -> bool:
+        """Return whether a span encloses one of them."""
+        place = bisect.bisect_left(self._starts, span.start_us)
+        return place < len(self._starts) and self._first_ends[place] <= span.end_us
+
+    def has_around(self, span: Span | Stored) -> bool:
+        """Return whether one of them encloses a span."""
+        place = bisect.bisect_right(self._starts, span.start_us)
+        return place > 0 and self._last_ends[place - 1] >= span.end_us
+
+
 class Stored(NamedTuple):
     """A row of a ledger that is a call, or tokens that are not counted."""
 
@@ -77,8 +101,12 @@ class StoredTraces:
 
     totals: list[Stored] = field(default_factory=list)
     uncounted: list[Stored] = field(default_factory=list)
-    calls: dict[str, list[Stored]] = field(default_factory=lambda: defaultdict(list))
-    """Calls of other imports and live ones, by trace, where the import has sums."""
+    calls: set[SpanKey] = field(default_factory=set)
+    """Calls of other imports and live ones, in traces in which the import has sums."""
+    owners: set[SpanKey] = field(default_factory=set)
+    """Their invocations, if the import has the span."""
+    times: dict[str, Times] = field(default_factory=dict)
+    """The times of the other ones, by trace."""
 
 
 # A literal: a database uses a partial index only for exactly its condition.
@@ -88,7 +116,7 @@ IS_TOTAL: Final = IS_IMPORTED & (CALLS.invocation_id == CALLS.trace_id.concat(CA
 
 def stored_traces(database: Database, traces: Traces) -> StoredTraces:
     """Read the rows that concern the traces of an import."""
-    found = StoredTraces()
+    found, others = StoredTraces(), defaultdict[str, list[Stored]](list)
     everywhere = sorted({trace_id for trace_id, _ in traces.spans})
     with_sums = sorted({key[0] for key, span in traces.spans.items() if span.stated})
     calls, left_out = _select(MODEL_CALL_TABLE), _select(UNCOUNTED_TABLE)
@@ -100,8 +128,14 @@ def stored_traces(database: Database, traces: Traces) -> StoredTraces:
             (calls.where(RUNS.source == "live"), RUNS.trace_id),
         ):
             for each in _read(connection, statement, trace_id, with_sums):
-                if each.key not in traces.parents:  # others have known parents
-                    found.calls[each.key[0]].append(each)
+                if each.key in traces.parents:
+                    continue  # its parents are known
+                found.calls.add(each.key)
+                if each.owner in traces.parents:
+                    found.owners.add(each.owner)
+                else:
+                    others[each.key[0]].append(each)
+    found.times = {trace_id: Times(each) for trace_id, each in others.items()}
     return found
 
 
@@ -143,10 +177,13 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
     """
     counted = set(calls)
     summed = {key for each in counted for key in traces.keys_above(each)}
+    # So are the agents of calls in the ledger, and the spans above them.
+    for owner in stored.owners:
+        summed.update((owner, *traces.keys_above(owner)))
     totals = []
     for span, call in _agents_with_totals(traces):
         is_known = span.key in summed or not counted.isdisjoint(_upwards(span, traces))
-        if not is_known and not _has_stored_calls(span, traces, stored):
+        if not is_known and not _has_calls_of_its_time(span, traces, stored):
             totals.append((span, call))
             counted.add(span.key)
     summed |= {key for span, _ in totals for key in traces.keys_above(span.key)}
@@ -154,7 +191,7 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
         *_sums_left_out(traces, counted, summed, stored),
         *_calls_left_out(traces.spans[key] for key in counted),
     ]
-    loose = _loose_calls(traces, counted) if stored.totals or stored.uncounted else {}
+    times = _times_of_loose_calls(traces, counted) if stored.totals or stored.uncounted else {}
     kept = {each.span.key for each in left_out}
     explained = []
     for rows, still in ((stored.totals, counted), (stored.uncounted, kept)):
@@ -162,8 +199,9 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
             if row.key in traces.parents:
                 is_explained = row.key not in still
             else:
-                calls = loose.get(row.key[0], ())
-                is_explained = row.key in summed or any(_encloses(row, each) for each in calls)
+                of_trace = times.get(row.key[0])
+                has_calls = of_trace is not None and of_trace.has_within(row)
+                is_explained = row.key in summed or has_calls
             if is_explained:
                 explained.append(row)
     return SettledTotals(totals, left_out, explained)
@@ -185,12 +223,12 @@ def _sums_left_out(
 ) -> Iterator[LeftOut]:
     """Iterate over outermost spans with tokens that are neither a call, nor its sum or its part."""
     stated = {key for key, span in traces.spans.items() if span.stated and key not in summed}
-    of_ledger = (each.key for calls in stored.calls.values() for each in calls)
-    known = stated.union(counted, of_ledger)
+    known = stated.union(counted, stored.calls)
     for key in stated:
         span = traces.spans[key]
         is_part = not known.isdisjoint(traces.keys_above(key))
-        if key not in counted and not is_part and not _has_stored_calls(span, traces, stored):
+        is_known = key in counted or is_part
+        if not is_known and not _has_calls_of_its_time(span, traces, stored):
             cause = NO_MEANING.format(", ".join(span.unclear)) if span.unclear else NO_CALL
             yield LeftOut(span, cause, span.stated)
 
@@ -206,31 +244,21 @@ def _calls_left_out(calls: Iterable[Span]) -> Iterator[LeftOut]:
         yield LeftOut(span, cause, unplaced.more_input + unplaced.more_output)
 
 
-def _has_stored_calls(span: Span, traces: Traces, stored: StoredTraces) -> bool:
-    """Return whether calls of other imports, or live ones, are within a span or around it."""
-    calls = stored.calls.get(span.trace_id, ())
-    may_be_part = bool(calls) and _is_loose(span, traces)
-    for call in calls:
-        if call.owner in traces.parents:
-            is_within = span.key == call.owner or span.key in traces.keys_above(call.owner)
-        else:
-            is_within = _encloses(span, call)
-        if is_within or (may_be_part and _encloses(call, span)):
-            return True
-    return False
+def _has_calls_of_its_time(span: Span, traces: Traces, stored: StoredTraces) -> bool:
+    """Return whether calls in the ledger are within a span or, as far as is known, around it."""
+    times = stored.times.get(span.trace_id)
+    if times is None:
+        return False
+    return times.has_within(span) or (_is_loose(span, traces) and times.has_around(span))
 
 
-def _encloses(outer: Span | Stored, inner: Span | Stored) -> bool:
-    return outer.start_us <= inner.start_us and inner.end_us <= outer.end_us
-
-
-def _loose_calls(traces: Traces, keys: Collection[SpanKey]) -> dict[str, list[Span]]:
-    """Return the calls whose parents are not all in the files, by trace."""
+def _times_of_loose_calls(traces: Traces, keys: Collection[SpanKey]) -> dict[str, Times]:
+    """Return the times of calls whose parents are not all in the files, by trace."""
     found: defaultdict[str, list[Span]] = defaultdict(list)
     for key in keys:
         if _is_loose(traces.spans[key], traces):
             found[key[0]].append(traces.spans[key])
-    return found
+    return {trace_id: Times(calls) for trace_id, calls in found.items()}
 
 
 def _is_loose(span: Span, traces: Traces) -> bool:

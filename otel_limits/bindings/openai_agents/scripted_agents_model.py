@@ -150,9 +150,8 @@ def _usage(answer: Answer) -> Usage:
 
 
 def _details(answer: Answer) -> InputTokensDetails:
-    return InputTokensDetails.model_construct(
-        cached_tokens=0, cache_write_tokens=0, **details_in(answer)
-    )
+    counts: dict[str, Any] = {"cached_tokens": 0, "cache_write_tokens": 0, **details_in(answer)}
+    return InputTokensDetails.model_construct(**counts)
 
 
 def _streamed_usage(answer: Answer) -> ResponseUsage | None:

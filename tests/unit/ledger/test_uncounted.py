@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from tests.ledger.fixtures import LedgerFile
 
+FOUND: dict[str, Any] = dict(CALL_ATTRIBUTES)
 A, B, STEP, C, D, ROOT = (f"00000000000000{each}" for each in ("aa", "bb", "5e", "cc", "dd", "00"))
 Lines = Sequence[dict[str, Any]]
 
@@ -39,7 +40,7 @@ def span(
     return {"resourceSpans": [{"scopeSpans": [{"scope": {"name": scope}, "spans": [known]}]}]}
 
 
-def sums(tokens: int) -> dict[str, int]:
+def sums(tokens: int) -> dict[str, Any]:
     """The total of a span."""
     return {"gen_ai.usage.input_tokens": tokens - 10, "gen_ai.usage.output_tokens": 10}
 
@@ -64,7 +65,7 @@ def agent(
 
 def call(identity: str, parent: str, at: tuple[int, int] = (2, 3)) -> dict[str, Any]:
     """The span of a model call with 550 tokens."""
-    return span("chat gpt-4o", identity, parent, at=at, **CALL_ATTRIBUTES)
+    return span("chat gpt-4o", identity, parent, at=at, **FOUND)
 
 
 def imported(tmp_path: Path, *files: Lines) -> None:
@@ -128,6 +129,8 @@ def test_total_of_an_agent_counts_until_its_calls_are_known(
 
 
 QUANTUM = "gen_ai.usage.quantum_tokens"
+ONLY_UNKNOWN: dict[str, Any] = {QUANTUM: 500}
+CHAT: dict[str, Any] = {"gen_ai.operation.name": "chat"}
 UNKNOWN = f"the meaning of {QUANTUM} is unknown"
 SERVER_SPAN = [span("llm_request", B, "", at=(0, 1), **sums(801))]
 LEFT_OUT: dict[str, tuple[Lines, tuple[str, str, int, int]]] = {
@@ -136,11 +139,11 @@ LEFT_OUT: dict[str, tuple[Lines, tuple[str, str, int, int]]] = {
         ("llm_request", "no attribute shows a model call", 1, 801),
     ),
     "an unknown attribute": (
-        [span("llm_request", A, "", at=(0, 1), **{QUANTUM: 500})],
+        [span("llm_request", A, "", at=(0, 1), **ONLY_UNKNOWN)],
         ("llm_request", UNKNOWN, 1, 500),
     ),
     "a call with nothing else": (
-        [span("chat m", A, "", at=(0, 1), **{"gen_ai.operation.name": "chat", QUANTUM: 500})],
+        [span("chat m", A, "", at=(0, 1), **CHAT, **ONLY_UNKNOWN)],
         ("chat m", UNKNOWN, 1, 500),
     ),
 }
