@@ -7,9 +7,13 @@ process of the application serves the metrics of all.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import errno
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import prometheus_client
@@ -23,10 +27,16 @@ from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import ENFORCING, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
+    from prometheus_client import Metric
     from prometheus_client.samples import Sample
+
+logger = logging.getLogger("otel_limits")
 
 READ_TIMEOUT_SECONDS: Final = 10
 """Idle connections to the endpoint are closed after this time."""
+
+RETRY_SECONDS: Final = 0.5
+"""How often a process tries to get the port that another process of its application has."""
 
 UPDATE_METHODS: Final = {
     "counter": "inc",
@@ -90,7 +100,7 @@ class PrometheusObserver(CountingObserver):
         """
         super().__init__(max_agents, named, conventions=conventions)
         self._registry = registry
-        self._server: Server | None = None
+        self._server: Server | NextServer | None = None
         self._metrics: dict[str, MetricWrapperBase] = {}
         try:
             for spec in (*METRICS, *(CONVENTIONAL if conventions else ())):
@@ -120,15 +130,27 @@ class PrometheusObserver(CountingObserver):
             self._metrics[spec.name].remove(*labels)
 
     def serve(self, port: int, host: str) -> None:
-        """Serve the registry over HTTP.
+        """Serve the registry over HTTP, if processes share files as soon as the port is free.
 
         Raises:
-            OSError: The address is in use or cannot be bound.
+            OSError: The address cannot be bound, or is in use by another program.
         """
         # Only if the address changes, because scrapes fail during a restart.
-        if self._server is None or self._server.address != (host, port):
-            self.stop_serving()
-            self._server = Server(port, host, served_registry(self._registry))
+        if self._server is not None and self._server.address == (host, port):
+            return
+        self.stop_serving()
+        registry = served_registry(self._registry)
+        try:
+            self._server = Server(port, host, registry)
+        except OSError as error:
+            if not is_shared() or error.errno != errno.EADDRINUSE:
+                raise
+            # Workers of a pre-forking server share files and port, and one serves all metrics.
+            logger.info("otel-limits: another process of the application serves /metrics.")
+            self._server = NextServer(port, host, registry)
+        if is_shared():
+            # Before the interpreter clears up, which takes seconds: the next process waits.
+            atexit.register(self.stop_serving)
 
     @property
     def unscraped(self) -> tuple[str, int] | None:
@@ -210,8 +232,28 @@ def served_registry(registry: CollectorRegistry) -> CollectorRegistry:
         return registry
     # A new registry, because the default one would count this process twice.
     shared = CollectorRegistry()
-    MultiProcessCollector(shared)  # type: ignore[no-untyped-call]
+    WrittenFiles(shared)  # type: ignore[no-untyped-call]
     return shared
+
+
+class WrittenFiles(MultiProcessCollector):
+    """The metrics in the files of all processes, except for files that are just being created.
+
+    prometheus_client fails to read an empty file, and a process may be killed while it creates one.
+    """
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metrics, as the base class does."""
+        files = [str(file) for file in Path(self._path).glob("*.db") if has_content(file)]
+        return self.merge(files, accumulate=True)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def has_content(file: Path) -> bool:
+    """Return whether a file exists and is not empty."""
+    try:
+        return file.stat().st_size > 0
+    except FileNotFoundError:  # removed because its process has ended
+        return False
 
 
 def values_of(metric: MetricWrapperBase) -> Iterator[Any]:
@@ -285,3 +327,42 @@ class Server:
         """Release the port, which no thread would serve in the child."""
         # Not `close()`: `shutdown()` would wait for a loop that no thread runs here.
         self._httpd.socket.close()
+
+
+class NextServer:
+    """The `/metrics` endpoint of a process that has to wait for the port.
+
+    The process that has it may end at any time: a server replaces its workers, and starting a new
+    one takes seconds.
+    """
+
+    def __init__(self, port: int, host: str, registry: CollectorRegistry) -> None:
+        """Wait for the port in a daemon thread."""
+        self.address = (host, port)
+        self._server: Server | None = None
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._take_over, args=(registry,), daemon=True)
+        self._thread.start()
+
+    def _take_over(self, registry: CollectorRegistry) -> None:
+        host, port = self.address
+        while self._server is None and not self._is_closed.wait(RETRY_SECONDS):
+            with contextlib.suppress(OSError):  # still taken
+                self._server = Server(port, host, registry)
+
+    @property
+    def was_requested(self) -> bool:
+        """True if a request has arrived, or if none can arrive yet."""
+        return self._server is None or self._server.was_requested
+
+    def close(self) -> None:
+        """Stop waiting or serving."""
+        self._is_closed.set()
+        self._thread.join()
+        if self._server is not None:
+            self._server.close()
+
+    def after_fork(self) -> None:
+        """Release the port, if this process had it: the thread exists in the parent only."""
+        if self._server is not None:
+            self._server.after_fork()

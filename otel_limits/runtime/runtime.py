@@ -160,12 +160,13 @@ class Runtime:
         """Track the frameworks that are imported, now and later.
 
         A metrics port is served once the first is: a supervisor of workers would otherwise occupy
-        it and count nothing.
+        it and count nothing. If the workers share files, the supervisor serves what they count, as
+        it ends last.
         """
         has_met = bool(self._met)
         self._host_frameworks()
         self._imports.wait()
-        if has_met:
+        if has_met or variable("PROMETHEUS_MULTIPROC_DIR"):
             self._serve()
             self._guard.publish_state()  # for observers added since the frameworks were probed
 

@@ -370,13 +370,7 @@ class Wiring:
             self._report_unserved(error, host, port)
 
     def _report_unserved(self, error: OSError | UnicodeError, host: str, port: int) -> None:
-        from otel_limits.observers.prometheus import is_shared
-
-        # Workers of a pre-forking server share files and port, and one of them serves all metrics.
         is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
-        if is_shared() and is_taken:
-            logger.info("otel-limits: another process of the application serves /metrics.")
-            return
         logger.error(
             "otel-limits cannot serve /metrics on %s port %d (%s); limits are still enforced. %s",
             redact_url(host),

@@ -84,6 +84,9 @@ NOTE = "_OTEL_LIMITS_RAN"
 SETTINGS = "otel_limits_autoload.env"
 """The file next to a copy of this module with the settings that autoload keeps."""
 
+ENDPOINT = ("OTEL_LIMITS_PROMETHEUS_PORT", "PROMETHEUS_MULTIPROC_DIR")
+"""Variables with which the endpoint of one process has the metrics of all workers."""
+
 LONGEST_WAIT_SECONDS = 30
 """How long a thread waits until another one has enabled otel-limits."""
 
@@ -127,6 +130,18 @@ def wait(way: str) -> None:
     if not FINDER.is_done and FINDER not in sys.meta_path:
         sys.meta_path.insert(0, FINDER)
     FINDER.end("", lambda: None)  # for imports before, e.g. by a .pth file of another package
+
+
+def serve_workers() -> None:
+    """Enable now in the process that `otel-limits run` became if it can serve metrics of workers.
+
+    A supervisor imports no agents, and its workers may do so with the first request, or end.
+    """
+    is_run = os.environ.get(RUN) == str(os.getpid())
+    if is_run and all(os.environ.get(name, "").strip() for name in ENDPOINT):
+        with LOCK:
+            if not FINDER.is_done:
+                enable("")
 
 
 class Finder:

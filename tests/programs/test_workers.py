@@ -15,6 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from otel_limits.top.endpoints import samples_of
 from tests.launching import (
     BIN,
     INSTRUMENT,
@@ -30,6 +31,7 @@ from tests.programs.test_autoload import CAP, Environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 CHILDREN = str(SCRIPTS / "children.py")
 HALTED = {"model_calls": 3, "stop_reason": "max_turns"}
@@ -118,13 +120,18 @@ def served(words: Sequence[str], **variables: str) -> Iterator[None]:
 
 
 def ask(port: int, path: str = "") -> object:
+    """Send a request to a server once it answers, and return its JSON."""
+    return json.loads(answer(port, path))
+
+
+def answer(port: int, path: str = "") -> str:
     """Send a request to a server once it answers."""
     pause = threading.Event()
     end = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < end:
         try:
-            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_SECONDS) as answer:
-                return json.load(answer)
+            with urlopen(f"http://127.0.0.1:{port}/{path}", timeout=PATIENCE_SECONDS) as page:
+                return str(page.read().decode())
         except (URLError, ConnectionError):  # noqa: PERF203  it is not up yet
             pause.wait(0.1)
     raise AssertionError("it does not answer")
@@ -179,6 +186,24 @@ def test_supervisor_of_uvicorn_reports_that_no_worker_called_an_agent(
     with served([*front, "--workers=2", f"--port={port}"], OTEL_LIMITS_QUIET="false"):
         ask(port)
     assert ("no agent ran in this process" in capsys.readouterr().out) is is_reported
+
+
+def test_metrics_are_served_while_workers_are_replaced(tmp_path: Path) -> None:
+    """Before the first request, and after each, although it ends the only worker."""
+    port, metrics_port = free_port(), free_port()
+    words = ("-m", "gunicorn", "served_late:wsgi", "--workers=1", "--max-requests=1")
+    front = (*RUN, "--prometheus-port", str(metrics_port), "--", sys.executable)
+    shared = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    with served([*front, *words, f"--bind=127.0.0.1:{port}"], **shared):
+        scraped = answer(metrics_port, "metrics")
+        assert "otel_limits_stops_total{" not in scraped
+        for number in (1, 2):
+            assert ask(port) == HALTED
+            # Without another try: a scrape that fails is an alert.
+            with urlopen(f"http://127.0.0.1:{metrics_port}/metrics") as page:
+                counted = samples_of(page.read().decode(), is_openmetrics=False)
+            stops = [each.value for each in counted if each.name == "otel_limits_stops_total"]
+            assert sum(stops) == number
 
 
 def test_the_cap_holds_in_workers_of_celery(environment: Environment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import urllib.request
 import warnings
 
@@ -17,8 +18,8 @@ warnings.simplefilter("ignore", DeprecationWarning)  # about forks of multi-thre
 logging.basicConfig(stream=sys.stdout, level=logging.ERROR)
 
 
-def start(name: str) -> tuple[int, int]:
-    """Fork a worker that is ready when it says so, and stays until it is let go."""
+def start(name: str) -> int:
+    """Fork a worker that is ready when it says so, and stays until a byte lets it go."""
     ready, tell = os.pipe()
     wait, let_go = os.pipe()
     if os.fork() == 0:
@@ -30,13 +31,30 @@ def start(name: str) -> tuple[int, int]:
         os.read(wait, 1)
         os._exit(0)
     os.read(ready, 1)
-    return let_go, wait
+    return let_go
 
 
-held = [start("first"), start("second")]
-address = f"http://127.0.0.1:{os.environ['OTEL_LIMITS_PROMETHEUS_PORT']}/metrics"
-with urllib.request.urlopen(address, timeout=10) as page:
-    sys.stdout.write(page.read().decode())
-for let_go, _ in held:
+def page() -> str:
+    """Return what a scrape says, once one is answered."""
+    address = f"http://127.0.0.1:{os.environ['OTEL_LIMITS_PROMETHEUS_PORT']}/metrics"
+    pause = threading.Event()
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=10) as answer:
+                return str(answer.read().decode())
+        except OSError:  # noqa: PERF203  the second worker does not serve yet
+            pause.wait(0.1)
+
+
+def end(let_go: int) -> None:
+    """Let a worker end, and wait for its end."""
     os.write(let_go, b"!")
     os.wait()
+
+
+first, second = start("first"), start("second")
+pages = [page()]
+end(first)
+pages.append(page())
+end(second)
+sys.stdout.write("\f".join(pages))

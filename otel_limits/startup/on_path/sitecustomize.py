@@ -149,3 +149,5 @@ try:
 finally:
     # For child processes: OpenTelemetry prepends its own directory again.
     prepend_to_path(os.environ)
+    if "otel_limits_startup" in sys.modules:
+        sys.modules["otel_limits_startup"].serve_workers()
