@@ -341,10 +341,10 @@ class NextServer:
         self.address = (host, port)
         self._server: Server | None = None
         self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._take_over, args=(registry,), daemon=True)
+        self._thread = threading.Thread(target=self._serve_when_free, args=(registry,), daemon=True)
         self._thread.start()
 
-    def _take_over(self, registry: CollectorRegistry) -> None:
+    def _serve_when_free(self, registry: CollectorRegistry) -> None:
         host, port = self.address
         while self._server is None and not self._is_closed.wait(RETRY_SECONDS):
             with contextlib.suppress(OSError):  # still taken
