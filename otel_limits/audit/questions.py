@@ -22,6 +22,7 @@ from otel_limits.audit.stops import STOPS
 from otel_limits.audit.suggest import SUGGEST
 from otel_limits.audit.unmeasured import UNMEASURED
 from otel_limits.audit.verify import VERIFY
+from otel_limits.audit.whois import WHOIS
 
 QUESTIONS: Final = (
     SPEND,
@@ -35,6 +36,7 @@ QUESTIONS: Final = (
     GRANTS,
     BUDGET,
     POLICIES,
+    WHOIS,
     UNMEASURED,
     VERIFY,
 )

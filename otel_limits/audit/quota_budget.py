@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.formatting import written
 from otel_limits.audit.question import WINDOW, AuditQuery, Option, Question
-from otel_limits.core.errors import ConfigurationError, LedgerError
+from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS, dollars
 
@@ -152,7 +152,7 @@ class RecordedUse:
         return quota.amount_of(key, call.value)
 
     def _used(self, call: QuotaCall, charge: Charge | None) -> int | None:
-        """Return the usage of a call in parts of the unit; `None` without a known price or bound."""
+        """Return the usage of a call in parts; `None` without a known price or bound."""
         from otel_limits.quotas.quota import parts_of_usd
 
         unit = self.quota.unit
@@ -204,13 +204,9 @@ def quotas_of(path: str | None) -> list[Quota]:
         ConfigurationError: The file contains mistakes.
         LedgerError: It has no such quotas.
     """
-    from otel_limits.settings.policy.file import PolicyFile, valid_document
+    from otel_limits.settings.policy.file import valid_document
 
-    file = None if path is None else PolicyFile(path)
-    if file is not None and file.mistakes:
-        raise ConfigurationError(file.mistakes)
-    document = valid_document() if file is None else file.document
-    quotas: list[Quota] = [entry.value for entry in document.quotas.values()]
+    quotas: list[Quota] = [entry.value for entry in valid_document(path).quotas.values()]
     with_windows = [each for each in quotas if each.unit != "concurrency"]
     if not with_windows:
         raise LedgerError(

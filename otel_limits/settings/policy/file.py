@@ -219,13 +219,13 @@ def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...
     )
 
 
-def valid_document() -> Document:
-    """Return the content of the policy file of this process, for a command that needs it.
+def valid_document(path: str | None = None) -> Document:
+    """Return the content of a policy file, by default of that of this process, for a command.
 
     Raises:
         ConfigurationError: It, or the variable with its path, contains mistakes.
     """
-    policy_file = PolicyFile(settings_with("policy").policy_path)
+    policy_file = PolicyFile(path or settings_with("policy").policy_path)
     if policy_file.mistakes:
         raise ConfigurationError(policy_file.mistakes)
     return policy_file.document

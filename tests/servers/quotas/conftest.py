@@ -17,11 +17,13 @@ from tests.quotas.fixtures import (
     url,
     wire,
 )
+from tests.servers.ledger.conftest import postgresql
 
 __all__ = [
     "cluster",
     "hold",
     "own_server",
+    "postgresql",
     "rare_looks",
     "redis_installed",
     "server",

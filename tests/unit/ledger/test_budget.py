@@ -91,7 +91,7 @@ def test_quotas_in_force_have_the_usage_of_their_store(
 def test_quotas_of_any_file_are_applied_to_recorded_calls(
     ledger: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By calendar windows of its time zone, keys, plans and other amounts, as far as audit keys are recorded."""
+    """By the windows of its time zone, keys, plans and amounts, as far as they are recorded."""
     policy.write_text(
         """
         quotas:

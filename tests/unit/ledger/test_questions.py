@@ -36,6 +36,7 @@ SAID = {
     "show": ["00000001"],
     "backtest": ["--max-turns", "1"],
     "reconcile": ["--prometheus", "http://prometheus.test"],
+    "whois": ["joe"],
     "budget": ["--policy", str(ROOT / "tests/ledger/quotas.yaml")],
 }
 """Required options of some commands."""

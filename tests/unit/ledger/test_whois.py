@@ -1,0 +1,127 @@
+"""Hashes of a name, and whether a ledger contains it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from otel_limits.cli import main
+from otel_limits.core.events import QuotaGrant
+from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.quotas.keys import Template
+from otel_limits.runs.conversations import conversation_hash
+from tests.ledger.book import NINE, Entry, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from tests.ledger.fixtures import LedgerFile
+
+POLICY = """
+quotas:
+  users: {tokens: 9, window: day, key: baggage.user}
+  pairs: {tokens: 9, window: day, key: "{agent}/{baggage.user}"}
+  agents: {tokens: 9, window: day, key: agent}
+"""
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    """The answer in JSON."""
+    capsys.readouterr()
+    assert main(["audit", "whois", *arguments, "--format", "json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def rows_of(answer: Any) -> set[tuple[Any, ...]]:
+    """Kind, subject, hash and number of records of each row."""
+    names = ("kind", "of", "hash", "records")
+    return {tuple(row[name] for name in names) for row in answer["whois"]}
+
+
+def hashed(value: str) -> str:
+    """A value as keys show it."""
+    return "#" + hashlib.blake2b(value.encode(), digest_size=16).hexdigest()[:12]
+
+
+def fill(ledger: LedgerFile) -> None:
+    """Joe has a conversation, an audited invocation, and a grant for one of his keys."""
+    write(
+        ledger.address,
+        Entry(attributes={"user.id": "joe"}, conversation=conversation_hash("worker", "joe")),
+        Entry(agent="joe", session="joe", at=NINE + 60),
+    )
+    observer = LedgerObserver(ledger.address)
+    shown = Template("{agent}/{baggage.user}").key_of_text("pairs", "worker/joe").shown
+    observer(
+        QuotaGrant(
+            quota="pairs",
+            key=shown,
+            change="grant",
+            amount=5,
+            unit="tokens",
+            until=None,
+            by="dana@ops",
+            at=NINE,
+            id="1" * 32,
+        )
+    )
+    observer.close()
+
+
+def test_hashes_of_a_name_are_found(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a value, in keys of several parts, as a conversation, and in the open."""
+    fill(ledger)
+    answer = asked(capsys, "joe")
+    assert rows_of(answer) == {
+        ("value of a key", None, hashed("joe"), 1),
+        ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1),
+        ("conversation", "worker", conversation_hash("worker", "joe"), 1),
+        ("agent", None, None, 1),
+        ("session", None, None, 1),
+        ("audit key", "user.id", None, 1),
+    }
+    assert {row["known"] for row in answer["whois"]} == {"yes"}
+    assert {row["first"] for row in answer["whois"] if row["kind"] == "agent"} == {
+        "2025-10-09T09:01:00+00:00"
+    }
+    assert answer["summary"] == "The ledger contains the name."
+    # Of several parts, without a policy file, as the ledger has such a key.
+    composite = rows_of(asked(capsys, "worker/joe"))
+    assert ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1) in composite
+
+
+def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is known, so nothing is claimed."""
+    fill(ledger)
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(POLICY)
+    answer = asked(capsys, "worker/ann", "--policy", str(policy))
+    assert rows_of(answer) == {
+        ("value of a key", None, hashed("worker/ann"), 0),
+        ("key of a quota", "users", hashed("worker/ann"), 0),
+        ("key of a quota", "pairs", f"worker/{hashed('ann')}", 0),
+        ("key of a quota", "agents", "worker/ann", 0),
+    }
+    assert {(row["known"], row["first"]) for row in answer["whois"]} == {("no", None)}
+    assert answer["summary"] == "The ledger lacks the name."
+
+
+def test_a_question_stores_nothing_and_its_answer_has_no_name(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that is filed is no list of names and their hashes."""
+    write(ledger.address, Entry())
+    files = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    for form in ("table", "json", "csv", "html"):
+        assert main(["audit", "whois", "joe.public@example.com", "--format", form]) == 0
+        assert "public" not in capsys.readouterr().out
+    after = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
+    assert not any(b"public" in each for each in after.values())
+    assert after[ledger.path] == files[ledger.path]
