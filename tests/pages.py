@@ -119,6 +119,7 @@ SPAN: Final = {
 PROVIDED_FILES: Final = {
     "app.py": PROGRAM,
     EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
+    "quotas.yaml": (ROOT / "tests/ledger/quotas.yaml").read_text(encoding="utf-8"),
     "spans.jsonl": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
 }
 """Files that pages assume exist."""

@@ -30,11 +30,6 @@ from otel_limits.settings.variables import set_variable, variable
 if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
 
-try:
-    import pwd
-except ImportError:  # Windows
-    pwd = None  # type: ignore[assignment]
-
 logger = logging.getLogger("otel_limits")
 
 LOOK_INTERVAL_SECONDS: Final = 1.0
@@ -267,8 +262,10 @@ def _content(path: str) -> tuple[bytes, FileVersion]:
 
 def _user_name(uid: int) -> str:
     """Return the name of a user, or the number of one without a name, e.g. in a container."""
-    if pwd is None:
+    if not hasattr(os, "getuid"):  # Windows
         return ""
+    import pwd
+
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
