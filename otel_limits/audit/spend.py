@@ -17,6 +17,7 @@ from otel_limits.audit.forecast import forecast
 from otel_limits.audit.formatting import money, written
 from otel_limits.audit.outcomes import OUTCOMES, outcomes_table
 from otel_limits.audit.question import AuditQuery, Option, Question
+from otel_limits.audit.stated_costs import DIFFERENCES, differences_table
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
 from otel_limits.audit.uncounted import COLUMNS as UNCOUNTED
 from otel_limits.audit.uncounted import uncounted_table
@@ -85,6 +86,7 @@ def spend(
     uses = uses_of(inquiry, by) if TOOL in by else None
     outcomes = None if is_recorded else outcomes_table(inquiry, by)
     uncounted = uncounted_table(inquiry)
+    differences = None if is_recorded else differences_table(inquiry)
     status, summary = 0, ""
     if fail_above is not None:
         judged = fold(rows, groups_to_judge, inquiry.selection.zone)
@@ -97,7 +99,8 @@ def spend(
         about=inquiry.about,
         tables=[
             spend_table(inquiry, rows, by, total, top=top, uses=uses),
-            *(each for each in (outcomes, uncounted) if each is not None),
+            *([outcomes] if outcomes is not None else []),
+            *([differences] if differences is not None else []),
         ],
         charts=[] if is_recorded else overview(inquiry),
         totals=_totals(total, ended),
@@ -261,9 +264,14 @@ SPEND: Final = Question(
     name="spend",
     help="Break down calls, tokens and cost.",
     answer=spend,
-    tables={"spend": FIGURES, "outcomes": OUTCOMES, "uncounted": UNCOUNTED, "changes": CHANGES},
+    tables={
+        "spend": FIGURES,
+        "outcomes": OUTCOMES,
+        "differences": DIFFERENCES,
+        "changes": CHANGES,
+    },
     more={"spend": TOOL_FIGURES},
-    optional=frozenset({"spend", "outcomes", "uncounted", "changes"}),
+    optional=frozenset({"spend", "outcomes", "differences", "changes"}),
     has_forecast=True,
     options=(
         Option(

@@ -154,6 +154,29 @@ def uncounted_by_cause(connection: sa.Connection, most: int) -> Sequence[Any]:
     return connection.execute(statement).all()
 
 
+def stated_costs(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
+    """Add up stated and computed costs of models for which any call has two that differ."""
+    off = sa.func.abs(CALLS.stated_pico - CALLS.listed_pico)
+    different = sa.func.count().filter(off > CALLS.listed_pico / sa.literal_column("100"))
+    stated = sa.func.sum(CALLS.stated_pico)
+    statement = (
+        Joins(MODEL_CALL_TABLE)
+        .select(
+            selection,
+            CALLS.model,
+            sa.func.count().label("calls"),
+            different.label("different"),
+            stated.label("stated"),
+            sa.func.sum(CALLS.listed_pico).label("listed"),
+        )
+        .where(CALLS.stated_pico.is_not(None), CALLS.listed_pico.is_not(None))
+        .group_by(CALLS.model)
+        .having(different > 0)
+        .order_by(stated.desc(), CALLS.model)
+    )
+    return connection.execute(statement).all()
+
+
 def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Count the tool calls that a limit refused, or would have refused, the most first."""
     keys = (TOOLS.agent, TOOLS.tool, TOOLS.breach_limit)

@@ -166,6 +166,11 @@ PARTIAL_INDEXES: Final = (
     WHERE state IN ('unmeasured', 'estimated', 'interrupted')
     """,
     """
+    CREATE INDEX ix_otel_limits_model_calls_stated
+    ON otel_limits_model_calls (model, day, at_us, agent, stated_pico, listed_pico)
+    WHERE stated_pico IS NOT NULL
+    """,
+    """
     CREATE INDEX ix_otel_limits_model_calls_quota_operation
     ON otel_limits_model_calls (quota_operation)
     WHERE quota_operation IS NOT NULL
@@ -196,9 +201,9 @@ PARTIAL_INDEXES: Final = (
     WHERE task_id <> id
     """,
 )
-"""For the few calls without a measured size; for calls that a killed worker did not settle; for
-imported rows, which only their span IDs identify; for the few tool calls at a cap; for invocations
-without an end; and for those that continue the task of another one.
+"""For the few calls without a measured size; for those with a stated cost; for calls that a killed
+worker did not settle; for imported rows, which only their span IDs identify; for the few tool calls
+at a cap; for invocations without an end; and for those that continue the task of another one.
 
 Text, since SQLAlchemy's own partial indexes import every dialect that they name.
 """

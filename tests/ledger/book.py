@@ -44,6 +44,10 @@ class Call:
     price: str | None = None
     saved: str | None = None
     """USD that a cache saved."""
+    stated: str | None = None
+    """USD that its response states."""
+    listed: str | None = None
+    """USD by the price list."""
     model: str = "m"
     kind: CallKind = "measured"
     estimated: bool = False
@@ -153,6 +157,8 @@ class Book:
             price=call.cost,
             price_source=None if call.price is None else "policy",
             cache_saved=None if call.saved is None else Decimal(call.saved),
+            stated_cost=None if call.stated is None else Decimal(call.stated),
+            listed_price=None if call.listed is None else Decimal(call.listed),
             side=call.side,
             turn=turn,
             iteration=turn,

@@ -186,6 +186,8 @@ STORY = (
     replace(CALL, number=2, kind="zero_token", usage=Usage(), price=None),
     replace(CALL, number=3, model="m2", kind="unmeasured", usage=Usage(input=7), price=None),
     replace(CALL, number=4, model="m2", unknown_usage=("new_tokens",)),
+    replace(CALL, number=5, model="m2", stated_cost=Decimal(102), listed_price=Decimal(100)),
+    replace(CALL, number=6, model="m2", stated_by="openrouter", stated_refused="negative"),
     TOOL_CALL,
     replace(TOOL_CALL, number=2, status="refused", limit="max_calls_per_tool"),
     replace(TOOL_CALL, number=3, tool="fetch", status="success", limit="tree_max_tool_calls"),

@@ -314,5 +314,7 @@ def test_metrics_without_a_panel_or_alert_are_known() -> None:
         "quota_wait_seconds",
         "synthetic_messages_total",
         "unknown_usage_calls_total",
+        "stated_cost_differences_total",
+        "refused_stated_costs_total",
         "warnings_total",
     }

@@ -66,6 +66,25 @@ def refused(capsys: Output, *arguments: str) -> str:
     return capsys.readouterr().err
 
 
+def test_stated_costs_that_differ_are_named_by_model(ledger: LedgerFile, capsys: Output) -> None:
+    """Above 1%, in either direction; a model without any is left out."""
+    same, off = {"stated": "1.01", "listed": "1"}, {"stated": "1.0100001", "listed": "1"}
+    calls = [
+        *(Call(model="a", **each) for each in (same, off, {"stated": "0", "listed": "1"})),
+        *(Call(model="b", **each) for each in (same, {"stated": "9"}, {"listed": "9"})),
+        Call(model="c", stated="0.000000000001", listed="0"),
+    ]
+    write(ledger.address, Entry(calls=calls))
+    rows = {each["model"]: each for each in asked(capsys)["differences"]}
+    assert {name: each["different_calls"] for name, each in rows.items()} == {"a": 2, "c": 1}
+    assert rows["a"]["calls"] == 3
+    assert [rows["a"][name] for name in ("stated_usd", "listed_usd")] == [
+        "2.020000100000",
+        "3.000000000000",
+    ]
+    assert "differences" not in asked(capsys, "--where", "model=b")
+
+
 # --- tools ----------------------------------------------------------------------------------------
 
 TOOLS = Entry(
