@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.stated_cost import OWN_COST, OWN_COST_BY
 from otel_limits.otel import semconv
 from otel_limits.otel.span_names import OWN_SPANS
 
@@ -40,6 +41,20 @@ def end_span(span: trace.Span, error: BaseException | None = None) -> None:
 
 
 @suppress_errors("span")
+def write_stated_cost(span: trace.Span, call: InFlightCall) -> None:
+    """Write the cost that a response states to the span of its call."""
+    span.set_attributes(stated_cost_attributes(call))
+
+
+def stated_cost_attributes(call: InFlightCall) -> dict[str, str]:
+    """Return the cost that a response states, in digits, and the vendor; empty if it has none."""
+    stated = call.billable(call.record.usage).stated
+    if stated is None or stated.refused:
+        return {}
+    return {OWN_COST: f"{stated.amount:f}", OWN_COST_BY: stated.by}
+
+
+@suppress_errors("span")
 def write_call_span(
     parent: trace.Span, call: InFlightCall, seconds: float, error: BaseException | None = None
 ) -> None:
@@ -60,6 +75,7 @@ def write_call_span(
         attributes[semconv.INPUT_TOKENS] = usage.input
     if call.record.has_output:
         attributes[semconv.OUTPUT_TOKENS] = usage.output
+    attributes |= stated_cost_attributes(call)
     now = time.time_ns()
     span = trace.get_tracer(OWN_SPANS.scope).start_span(
         f"{semconv.CHAT} {call.model}",

@@ -28,7 +28,14 @@ from otel_limits.core.price import NO_QUOTE, Price, Quote
 from otel_limits.core.price_steps import PriceSteps, price_steps
 from otel_limits.core.regions import highest_premium, premium, region_of
 from otel_limits.core.stated_cost import priced_with
-from otel_limits.core.terms import AUTOMATIC, SEARCHES, STANDARD, BillableCall, may_search
+from otel_limits.core.terms import (
+    AUTOMATIC,
+    SEARCHES,
+    STANDARD,
+    BillableCall,
+    may_search,
+    search_fees,
+)
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.vendors.records import vendors
 from otel_limits.vendors.vendor import LOCAL
@@ -82,6 +89,7 @@ NO_LIST: Final = (
     "`as: {}` in the policy file needs the price list. Run: pip install 'otel-limits[prices]'"
 )
 NO_CACHE_RATE: Final = "no price of its cached tokens is known"
+NO_SEARCH_SIZE: Final = "its fee depends on the size of the search context, which is unreported"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
 NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
 
@@ -229,8 +237,10 @@ class Prices:
         if listed is None or price is None:
             at = "" if call.tier == STANDARD else f" at the service tier {call.tier}"
             return Quote(unknown=NO_PRICE + at)
-        if _has_hidden_rate(listed.vendor, price, call.usage):
-            return Quote(unknown=NO_CACHE_RATE)
+        if (missing := _missing_from(listed, price, call)) is not None:
+            return Quote(unknown=missing)
+        if (fees := search_fees(listed.info.id, listed.vendor)) is not None:
+            price = replace(price, per_request=fees[str(call.search_size)])
         # Last, because the premium applies on top of any tier.
         more = premium(listed.vendor, listed.info.id, call.region)
         if more is None:
@@ -288,6 +298,14 @@ def _doubt_about(listed: CatalogEntry | None, call: BillableCall) -> str | None:
     if call.own_class is not None:
         return NO_VENDOR.format(call.own_class, listed.vendor, listed.info.id)
     return DISPUTED_PRICE if is_disputed(listed, call.usage) else None
+
+
+def _missing_from(listed: CatalogEntry, price: Price, call: BillableCall) -> str | None:
+    """Return why a price lacks a part that the vendor bills, if it does."""
+    fees = search_fees(listed.info.id, listed.vendor)
+    if fees is not None and call.search_size not in fees:
+        return NO_SEARCH_SIZE
+    return NO_CACHE_RATE if _has_hidden_rate(listed.vendor, price, call.usage) else None
 
 
 def _has_hidden_rate(vendor: str, price: Price, usage: Usage) -> bool:

@@ -26,8 +26,8 @@ SEARCH_SIZE: Final = "search_context_size"
 """Perplexity's, on which its fee depends: https://docs.perplexity.ai/getting-started/pricing."""
 HEADER: Final = "x-litellm-response-cost"
 """Header of LiteLLM's proxy, in USD: https://docs.litellm.ai/docs/proxy/response_headers."""
-COMPUTED: Final = "cost in a span"
-"""A cost that an instrumentation has computed."""
+INSTRUMENTATION: Final = "instrumentation"
+"""The source of a cost in a span that otel-limits has not written, and its key."""
 OWN_COST: Final = "otel_limits.stated_cost_usd"
 OWN_COST_BY: Final = "otel_limits.stated_cost_by"
 """Our own attributes of a span: the cost in its response, in digits, and the vendor."""
@@ -83,10 +83,9 @@ def stated_in(billing: Mapping[str, object], vendor: str) -> StatedCost | None:
     rules = cost_rules()
     if (rule := rules.get(vendor)) is not None and rule.field in billing:
         return _by_rule(billing, rule, vendor)
-    for field in (rules[GATEWAY].field, HEADER, COMPUTED):
-        if field in billing:
-            return _stated(billing[field], field, GATEWAY, is_bill=False)
-    return None
+    fields = {rules[GATEWAY].field: GATEWAY, HEADER: GATEWAY, INSTRUMENTATION: INSTRUMENTATION}
+    computed = ((field, by) for field, by in fields.items() if field in billing)
+    return next((_stated(billing[each], each, by, is_bill=False) for each, by in computed), None)
 
 
 def _by_rule(billing: Mapping[str, object], rule: CostRule, vendor: str) -> StatedCost:

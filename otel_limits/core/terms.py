@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.listings import canonical, vendor_of
-from otel_limits.core.stated_cost import StatedCost, recorded, stated_in
+from otel_limits.core.stated_cost import SEARCH_SIZE, SPEED, StatedCost, recorded, stated_in
 from otel_limits.core.usage import NOTHING_REPORTED, Unplaced
+from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from decimal import Decimal
 
     from otel_limits.core.usage import Usage, UsageRecord
@@ -31,6 +33,8 @@ STANDARDS: Final = frozenset(
 """Vendors' names for the default service tier."""
 PREFIXES: Final = ("on_demand_",)
 """Gemini's prefix of tier names, as in `ON_DEMAND_PRIORITY`."""
+SPEEDS: Final = frozenset({"fast", "optimized"})
+"""Tiers of speed, apart from service tiers: Anthropic's `speed`, and Bedrock's `latency`."""
 DISCOUNTED: Final = frozenset({"batch", "flex"})
 """Tiers that cost at most as much as the standard one:
 https://developers.openai.com/api/docs/pricing, https://ai.google.dev/gemini-api/docs/flex-inference."""
@@ -98,6 +102,8 @@ class BillableCall:
     """The usage that would cost most, if there are `unknowns` and all of them have a bound."""
     unplaced: Unplaced | None = field(default=None, compare=False)
     """Those of its tokens whose rate is unknown, which then is one of the `unknowns`."""
+    search_size: str | None = None
+    """The size of the search context, on which a fee may depend."""
     stated: StatedCost | None = field(default=None, compare=False)
     """The cost in its response, if that states one."""
 
@@ -110,6 +116,7 @@ class BillableCall:
             "vendor": self.vendor,
             "own_class": self.own_class,
             "region": self.region,
+            SEARCH_SIZE: self.search_size,
             "open": self.unknowns or None,
             UNPLACED: None if self.unplaced is None else self.unplaced.reason,
             STATED_BY: None if self.stated is None else self.stated.by,
@@ -133,6 +140,30 @@ def may_search(model: str, vendor: str | None) -> bool:
     return SEARCH_MODEL.search(named) is not None
 
 
+def search_fees(model: str, vendor: str) -> Mapping[str, Decimal] | None:
+    """Return the fees of a call by the size of its search context, if the vendor bills them."""
+    known = vendors().get(vendor)
+    return None if known is None else known.search_fees.get(model.rpartition("/")[2])
+
+
+def _served_tier(asked: str, answered: str | None, speed: object) -> str:
+    """Return the tier that was served, which vendors bill: "priority" may be served as standard.
+
+    Args:
+        asked: The tier of the request.
+        answered: The service tier in the answer, if it has one.
+        speed: The tier of speed in the answer, if it has one.
+    """
+    is_of_speed = asked in SPEEDS
+    if isinstance(speed, str) and named_tier(speed) != STANDARD:
+        return named_tier(speed)
+    if is_of_speed and speed is None:  # the service tier says nothing about it
+        return asked
+    if answered is not None:
+        return named_tier(answered)
+    return STANDARD if is_of_speed else asked
+
+
 def billable_call(
     model: str,
     provider: str,
@@ -152,8 +183,8 @@ def billable_call(
         record: The usage in the answer.
     """
     unplaced = record.unplaced
-    # Vendors bill the tier in the answer: "priority" may be served, and billed, as standard.
-    tier = named_tier(terms.tier if answered_tier is None else answered_tier)
+    tier = _served_tier(terms.tier, answered_tier, record.billing.get(SPEED))
+    vendor = vendor_of(model, terms.vendor or canonical(provider))
     opens, dearest, is_bounded = [], usage, True
     if unplaced is not None:
         opens.append(unplaced.reason)
@@ -176,7 +207,8 @@ def billable_call(
     if terms.audio_out and usage.output_audio is None:
         opens.append("it may have answered with an unreported amount of audio")
         dearest = replace(dearest, output_audio=usage.output)
-    if usage.web_searches is None and (terms.searches or may_search(model, terms.vendor)):
+    searches = terms.searches and search_fees(model, vendor) is None
+    if usage.web_searches is None and (searches or may_search(model, terms.vendor)):
         opens.append(SEARCHES)
         is_bounded = False
     # Vendors bill them by item, or by the tokens of another model; usage contains neither. Nothing
@@ -199,9 +231,8 @@ def billable_call(
         unknowns=tuple(opens),
         dearest=dearest if is_bounded and not terms.server_tools else None,
         unplaced=unplaced,
-        stated=stated_in(record.billing, vendor_of(model, terms.vendor or canonical(provider)))
-        if record.billing
-        else None,
+        search_size=size if isinstance(size := record.billing.get(SEARCH_SIZE), str) else None,
+        stated=stated_in(record.billing, vendor) if record.billing else None,
     )
 
 
@@ -246,6 +277,7 @@ def billable_call_in_ledger(
         region=basis_parts.get("region"),
         unknowns=tuple(basis_parts.get("open", ())),
         unplaced=None if unplaced is None else Unplaced(reason=str(unplaced)),
+        search_size=basis_parts.get(SEARCH_SIZE),
         stated=None if stated is None else recorded(stated, basis_parts.get(STATED_BY)),
     )
 

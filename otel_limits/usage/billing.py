@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from otel_limits.core.stated_cost import COMPUTED, HEADER, OWN_COST, OWN_COST_BY, SEARCH_SIZE, SPEED
+from otel_limits.core.stated_cost import (
+    HEADER,
+    INSTRUMENTATION,
+    OWN_COST,
+    OWN_COST_BY,
+    SEARCH_SIZE,
+    SPEED,
+)
 from otel_limits.usage.fields import within_usage
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import cost_rules
@@ -43,7 +50,7 @@ def billing_in_span(attributes: Mapping[str, Any]) -> dict[str, object]:
     found = {name: attributes[name] for name in (OWN_COST, OWN_COST_BY) if name in attributes}
     computed = next((attributes[name] for name in _computed() if name in attributes), None)
     if computed is not None:
-        found[COMPUTED] = computed
+        found[INSTRUMENTATION] = computed
     for name, value in attributes.items():
         if (within := within_usage(name)) in (SPEED, SEARCH_SIZE):
             found[within] = value

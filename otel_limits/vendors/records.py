@@ -128,6 +128,10 @@ def _premium(known: Mapping[str, Any]) -> Premium:
     return Premium(models=models, regions=regions, factor=Decimal(str(known["factor"])))
 
 
+def _amounts(known: Mapping[str, float]) -> Mapping[str, Decimal]:
+    return {name: Decimal(str(amount)) for name, amount in known.items()}
+
+
 READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "aliases": frozenset,
     "hosts": _hosts,
@@ -139,6 +143,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "token_tools": frozenset,
     "region": _region,
     "own_cache_rates": bool,
+    "search_fees": lambda models: {model: _amounts(fees) for model, fees in models.items()},
     "stated_cost": lambda rule: CostRule(**rule),
     "audio_as_text": bool,
     "is_gateway": bool,

@@ -132,6 +132,8 @@ class Vendor:
     """Tools that run at the vendor and cost only tokens, by type without date."""
     region: RegionRule | None = None
     stated_cost: CostRule | None = None
+    search_fees: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
+    """USD of one call by the size of its search context, by model; on the list is the highest."""
     own_cache_rates: bool = False
     """True if cached tokens have separate rates, also where the list has none."""
     audio_as_text: bool = False

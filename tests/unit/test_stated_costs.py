@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
 TOKENS = {"prompt_tokens": 1_000_000, "completion_tokens": 0, "total_tokens": 1_000_000}
 GPT, GROK, SONAR = "openai/gpt-4o", "grok-3", "sonar-pro"
-LISTED = {GPT: "2.5", GROK: "3", SONAR: "3.014"}
+LISTED = {GPT: "2.5", GROK: "3", SONAR: "3.006"}
 """USD of these tokens on the list."""
 
 CLAUDE = "anthropic/claude-3.7-sonnet"
@@ -41,7 +41,12 @@ def quote(vendor: str | None, model: str, fields: dict[str, Any], **own: Price) 
         ("openrouter", GPT, {"cost": 2.4, "is_byok": False, "cost_details": OWN_KEY}, "2.4"),
         ("openrouter", GPT, {"cost": 0.1, "is_byok": True, "cost_details": OWN_KEY}, "2.1"),
         ("openrouter", GPT, {"cost": 0}, "0"),
-        ("perplexity", SONAR, {"cost": {"total_cost": 3.006}}, "3.006"),
+        (
+            "perplexity",
+            SONAR,
+            {"cost": {"total_cost": 3.008}, "search_context_size": "low"},
+            "3.008",
+        ),
         ("x-ai", GROK, {"cost_in_usd_ticks": 25_000_000_001}, "2.5000000001"),
     ],
 )
@@ -60,7 +65,7 @@ def test_cost_of_the_vendor_that_bills_is_the_price(
         # A gateway, behind any address, computes it from its own list.
         (None, "gpt-4o", {"cost": 2.4}),
         ("openrouter", GPT, {"x-litellm-response-cost": "2.4"}),
-        ("perplexity", SONAR, {"cost": 2.4}),
+        ("perplexity", SONAR, {"cost": 2.4, "search_context_size": "low"}),
     ],
 )
 def test_cost_of_a_gateway_is_only_recorded(

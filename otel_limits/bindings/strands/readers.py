@@ -12,6 +12,7 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
+from otel_limits.core.stated_cost import SPEED
 from otel_limits.usage.normaliser import completed_by, record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
 from otel_limits.vendors.records import BLOCKED
@@ -107,7 +108,8 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
             call.answered = call.has_content = True
             if (usage := chunk["metadata"].get("usage")) is not None:
                 record = record_of_usage(usage, call.provider, call.model)
-                call.record = completed_by(record, call.raw)
+                record = completed_by(record, call.raw)
+                call.record = completed_by(record, _tiers_in(chunk["metadata"]))
         elif "messageStop" in chunk:
             call.answered = True
             call.is_unbilled = chunk["messageStop"].get("stopReason") in BLOCKED
@@ -115,6 +117,17 @@ def note_chunk(call: InFlightCall, chunk: Mapping[str, Any]) -> None:
             call.answered = True
     except Exception as error:  # noqa: BLE001  the agent must not feel it
         report_suppressed("binding", error)
+
+
+def _tiers_in(metadata: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the tiers in Bedrock's metadata, in addition to its usage.
+
+    https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStreamMetadataEvent.html
+    """
+    tier, performance = metadata.get("serviceTier"), metadata.get("performanceConfig")
+    if tier is None and performance is None:
+        return None
+    return {"service_tier": tier, SPEED: (performance or {}).get("latency")}
 
 
 def note_output(call: InFlightCall, event: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ from otel_limits.bindings.model_call import (
     follow_async,
     follow_parts_async,
 )
+from otel_limits.bindings.own_spans import write_stated_cost
 from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.bindings.strands.attach import attach, has_stages
 from otel_limits.bindings.strands.halting import end_quietly
@@ -253,6 +254,8 @@ class SentRequest(StrandsRequest):
             self.is_whole = self.is_whole or "messageStop" in part
             if self.inner is None or ("metadata" in part and not self.is_shared):
                 self.add(self.calls[0], part)
+                if "metadata" in part and self.stage is not None:
+                    write_stated_cost(trace.get_current_span(), self.calls[0])
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("binding", error)
         return False

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
+import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from opentelemetry import trace
@@ -30,6 +31,7 @@ COLUMNS: Final = (
     *("reported_input_tokens", "reported_output_tokens", "reported_total_tokens"),
     *("reported_cache_read_tokens", "reported_cache_write_tokens", "cache_write_1h_tokens"),
     *("price_pico", "cache_saved_pico", "price_source", "price_basis"),
+    *("stated_pico", "listed_pico"),
 )
 """Columns that follow from the span. Only a live call has a number and a turn."""
 
@@ -62,6 +64,9 @@ MAYBE: Final = {
     "langfuse.observation.usage_details": st.sampled_from([None, "{", json.dumps({"total": 9})]),
     "openai.response.service_tier": st.sampled_from([None, "flex"]),
     "llm.usage.service_tier": st.sampled_from([None, "priority"]),
+    "otel_limits.stated_cost_usd": st.sampled_from([None, "0.000004", "0.0", "x"]),
+    "otel_limits.stated_cost_by": st.sampled_from([None, "openrouter", "litellm_proxy"]),
+    "gen_ai.usage.cost": st.sampled_from([None, 0.000002, -1.0, "0.1", True]),
     "server.address": st.sampled_from([None, "api.openai.com", "host.internal"]),
     "aws.region": st.sampled_from([None, "eu-central-1"]),
     "gen_ai.input.messages": TEXT,
@@ -165,6 +170,38 @@ def rows_of(ledger: LedgerFile) -> Counter[tuple[Any, ...]]:
         (traces[row["invocation_id"]], *((each, row[each]) for each in COLUMNS))
         for row in ledger.calls("model != 'scripted'")
     )
+
+
+@pytest.mark.parametrize(
+    ("attributes", "source", "price"),
+    [
+        (
+            {"otel_limits.stated_cost_usd": "0.05", "otel_limits.stated_cost_by": "openrouter"},
+            "stated",
+            50_000_000_000,
+        ),
+        # It was computed by the instrumentation.
+        ({"gen_ai.usage.cost": 0.05}, "genai-prices", 25_000_000_000),
+    ],
+)
+def test_stated_cost_in_a_span_is_imported(
+    attributes: dict[str, Any],
+    source: str,
+    price: int,
+    ledger: LedgerFile,
+    tmp_path: Path,
+    spans: InMemorySpanExporter,
+) -> None:
+    """Only a cost that otel-limits has copied from a response is a price."""
+    used = {"gen_ai.request.model": "gpt-4o", "gen_ai.usage.input_tokens": 10_000}
+    provider = {"gen_ai.provider.name": "openai", "gen_ai.usage.output_tokens": 0}
+    Shown("chat", "app", {**KINDS[1], **used, **provider, **attributes}).grow()
+    file = tmp_path / "spans.jsonl"
+    file.write_text(line(spans.get_finished_spans()))
+    assert main(["ledger", "import", str(file)]) == 0
+    (row,) = ledger.calls()
+    assert (row["price_source"], row["price_pico"]) == (source, price)
+    assert (row["stated_pico"], row["listed_pico"]) == (50_000_000_000, 25_000_000_000)
 
 
 def test_realtime_session_is_imported_as_an_invocation(

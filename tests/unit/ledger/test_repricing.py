@@ -75,6 +75,26 @@ def test_unpriced_calls_are_priced(
     assert recorded.calls() == rows
 
 
+def test_stated_cost_is_repriced_by_the_policy_file_only(
+    recorded: LedgerFile, policy: Path
+) -> None:
+    """It precedes the list, and stays with the calls."""
+    import sqlite3
+
+    with sqlite3.connect(recorded.path) as connection:
+        connection.execute(
+            "UPDATE otel_limits_model_calls SET stated_pico = 7, price_basis = ?",
+            (json.dumps({"stated_by": "openrouter"}),),
+        )
+    assert main(["ledger", "reprice"]) == 0
+    prices = {(call["price_pico"], call["price_source"]) for call in recorded.calls()}
+    assert prices == {(7, "stated")}
+    policy.write_text(PRICE.format(3))
+    assert main(["ledger", "reprice", "--all"]) == 0
+    prices = {(call["price_pico"], call["price_source"]) for call in recorded.calls()}
+    assert prices == {(30_000_000, "policy")}
+
+
 def test_the_first_price_stays(
     recorded: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

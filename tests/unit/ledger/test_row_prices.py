@@ -59,6 +59,7 @@ TIERS: Final = (None, None, None, "priority", "batch", "flex", "auto")
 BASES: Final[Sequence[dict[str, Any]]] = (
     *({}, {}, {}, {"region": "eu-central-1"}, {"region": "us"}, {"vendor": "azure"}),
     *({"own_class": "Mine"}, {"web_searches": 2}, {"input_audio": 5}, {"output_audio": 3}),
+    *({"search_context_size": "low"}, {"search_context_size": "high"}),
     {"open": ["its pricing inputs are unreported"]},
 )
 
