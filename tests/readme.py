@@ -212,6 +212,13 @@ def vendors_table() -> str:
     return vendors(results())
 
 
+def stated_costs_tables() -> str:
+    """Format which classes of frameworks hand on stated costs and served tiers, measured."""
+    from tests.wire.stated import measured_tables
+
+    return measured_tables()
+
+
 def price_lists_table() -> str:
     """Format on which prices the installed list and a second one disagree."""
     from tests.price_lists.compare import explained_table
@@ -231,6 +238,11 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
 
 def write() -> None:
     """Write the tables of all pages."""
-    tables = {**TABLES, "vendors": vendors_table, "price-lists": price_lists_table}
-    for page in (README, INDEX, *PAGES):
+    tables = {
+        **TABLES,
+        "vendors": vendors_table,
+        "stated-costs": stated_costs_tables,
+        "price-lists": price_lists_table,
+    }
+    for page in (README, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")

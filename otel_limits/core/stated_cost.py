@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.usage import EXACT, NO_COST
-from otel_limits.vendors.records import cost_rules
+from otel_limits.vendors.records import cost_rules, gateways
 
 if TYPE_CHECKING:
     from otel_limits.core.price import Quote
@@ -70,19 +70,23 @@ def recorded(amount: Decimal, by: object) -> StatedCost:
     return StatedCost(amount=amount, by=str(by), is_bill=is_bill)
 
 
-def stated_in(billing: Mapping[str, object], vendor: str) -> StatedCost | None:
+def stated_in(billing: Mapping[str, object], vendor: str, client: str) -> StatedCost | None:
     """Return the cost that a response states, if it does.
 
     Args:
         billing: The fields of its usage that decide the price.
         vendor: The vendor that was called, by its name on the price list.
+        client: The vendor by the class of the model: `litellm` for its library, which calls others.
     """
     if OWN_COST in billing:
         told = _stated(billing[OWN_COST], OWN_COST, GATEWAY)
         return replace(recorded(told.amount, billing.get(OWN_COST_BY)), refused=told.refused)
     rules = cost_rules()
     if (rule := rules.get(vendor)) is not None and rule.field in billing:
-        return _by_rule(billing, rule, vendor)
+        stated = _by_rule(billing, rule, vendor)
+        # LiteLLM's streams drop whose key was used: litellm, streaming_chunk_builder_utils.py.
+        is_partial = client in gateways() and (rule.has_own_key or rule.field) not in billing
+        return replace(stated, by=client, is_bill=False) if is_partial else stated
     fields = {rules[GATEWAY].field: GATEWAY, HEADER: GATEWAY, INSTRUMENTATION: INSTRUMENTATION}
     computed = ((field, by) for field, by in fields.items() if field in billing)
     return next((_stated(billing[each], each, by, is_bill=False) for each, by in computed), None)

@@ -184,7 +184,8 @@ def billable_call(
     """
     unplaced = record.unplaced
     tier = _served_tier(terms.tier, answered_tier, record.billing.get(SPEED))
-    vendor = vendor_of(model, terms.vendor or canonical(provider))
+    client = canonical(provider)
+    vendor = vendor_of(model, terms.vendor or client)
     opens, dearest, is_bounded = [], usage, True
     if unplaced is not None:
         opens.append(unplaced.reason)
@@ -232,7 +233,7 @@ def billable_call(
         dearest=dearest if is_bounded and not terms.server_tools else None,
         unplaced=unplaced,
         search_size=size if isinstance(size := record.billing.get(SEARCH_SIZE), str) else None,
-        stated=stated_in(record.billing, vendor) if record.billing else None,
+        stated=stated_in(record.billing, vendor, client) if record.billing else None,
     )
 
 

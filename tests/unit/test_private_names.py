@@ -17,6 +17,7 @@ from strands.event_loop import event_loop
 from strands.hooks import registry as hooks
 from strands.interrupt import InterruptException, PendingToolExecution
 from strands.middleware import _agent_stream
+from strands.models.gemini import GeminiModel
 from strands.models.openai import OpenAIModel
 from strands.models.openai_responses import OpenAIResponsesModel
 from strands.multiagent import GraphBuilder, Swarm
@@ -52,6 +53,7 @@ MADE: dict[str, Callable[[], object]] = {
     "Agent": lambda: Agent(model=ScriptedModel([]), callback_handler=None),
     "OpenAIModel": lambda: OpenAIModel(model_id="m"),
     "OpenAIResponsesModel": lambda: OpenAIResponsesModel(model_id="m"),
+    "GeminiModel": lambda: GeminiModel(client_args={"api_key": "x"}, model_id="m"),
     "BidiAgent": lambda: BidiAgent(model=RealtimeModel()),
     "_AgentLoop": lambda: BidiAgent(model=RealtimeModel())._loop,
     "Graph": make_graph,

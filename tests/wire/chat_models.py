@@ -92,8 +92,8 @@ def reply(client: str, answer: Answer, *, is_streamed: bool) -> Reply:
     provider = BY_NAME[CLIENTS[client].wire]
     if provider.name == "Anthropic":
         if is_streamed:
-            return Reply(provider.write(*_anthropic(answer)), provider.content_type)
-        return Reply(formats.lines(_anthropic_whole(answer)), "application/json")
+            return Reply(provider.write(*anthropic_events(answer)), provider.content_type)
+        return Reply(formats.lines(anthropic_whole(answer)), "application/json")
     if is_streamed:
         return provider.stream_reply(answer)
     if provider.name == "OpenAI Responses" and answer.tool is not None:
@@ -114,7 +114,7 @@ def _parts(chunk: Any) -> Any:
     return chunk["candidates"][0]["content"]["parts"]
 
 
-def _anthropic(answer: Answer) -> list[Any]:
+def anthropic_events(answer: Answer) -> list[Any]:
     """Events whose last usage has everything but the lifetimes of the cache, as today."""
     told = {name: count for name, count in answer.usage.items() if isinstance(count, int)}
     return [
@@ -123,7 +123,8 @@ def _anthropic(answer: Answer) -> list[Any]:
     ]
 
 
-def _anthropic_whole(answer: Answer) -> Any:
+def anthropic_whole(answer: Answer) -> Any:
+    """Return a whole answer of Anthropic's Messages."""
     content: list[Any] = [{"type": "text", "text": "".join(answer.parts)}] if answer.parts else []
     if answer.tool is not None:
         name, arguments = answer.tool

@@ -11,8 +11,15 @@ def clients(url: str) -> dict[str, Any]:
     """Return HTTP clients, for one thread and for event loops, that send everything to a server."""
     return {
         "http_client": httpx.Client(transport=OnLoopback(url)),
-        "http_async_client": httpx.AsyncClient(transport=OnLoopbackAsync(url)),
+        "http_async_client": StaysOpen(transport=OnLoopbackAsync(url)),
     }
+
+
+class StaysOpen(httpx.AsyncClient):
+    """Is used for several requests: Strands closes it after each."""
+
+    async def aclose(self) -> None:
+        """Do nothing."""
 
 
 class OnLoopback(httpx.HTTPTransport):

@@ -1,0 +1,95 @@
+"""Stated costs and served tiers through the vendors' own clients, against the page."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from agents import Agent as SDKAgent
+from agents import ModelSettings, RunConfig, Runner
+from strands import Agent, tool
+
+from otel_limits import Limits, ModelCall, enable, stop_of
+from tests.paths import ROOT
+from tests.readme import with_tables
+from tests.wire import stated
+from tests.wire.stated import COSTS, Fact, reply, stated_tables
+
+if TYPE_CHECKING:
+    from otel_limits import Event
+    from tests.wire.server import Vendor
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
+
+ROUTED = COSTS[0]
+
+
+def test_page_lists_what_each_class_hands_on(vendor: Vendor) -> None:
+    """Run `python -m tests.generate tables` when this fails."""
+    page = (ROOT / "otel_limits/docs/vendors.md").read_text(encoding="utf-8")
+    assert with_tables(page, {"stated-costs": lambda: stated_tables(vendor)}) == page
+
+
+def routed(**usage: Any) -> Fact:
+    """A response of OpenRouter."""
+    return Fact(**{**stated.ROUTED, "name": "", "usage": usage})
+
+
+def model(vendor: Vendor, *facts: Fact) -> Any:
+    """Strands' class for the answers with some facts."""
+    vendor.replies[:] = [reply(fact, "chat", is_streamed=True) for fact in facts]
+    return stated.strands_openai(vendor, ROUTED, is_streamed=True)
+
+
+@tool
+def search() -> str:
+    """Find nothing."""
+    return ""
+
+
+def test_limit_in_usd_counts_the_stated_cost(vendor: Vendor, events: list[Event]) -> None:
+    """The list has no price of these calls."""
+    enable(Limits(max_cost_usd=Decimal("0.03")), observers=[events.append])
+    asked = model(vendor, routed(cost=0.02, is_byok=False))
+    vendor.replies[:] = [
+        reply(routed(cost=0.02, is_byok=False), "chat", is_streamed=True, tool=("search", "{}"))
+    ]
+    stop = stop_of(Agent(model=asked, tools=[search], callback_handler=None)("Go."))
+    assert stop is not None
+    assert (stop.reason, stop.cost, stop.model_calls) == ("max_cost_usd", Decimal("0.04"), 2)
+
+
+def test_amount_that_is_not_a_cost_is_logged_once(
+    vendor: Vendor, events: list[Event], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By vendor, and each call counts."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    facts = [routed(cost=amount, is_byok=False) for amount in ("0.01", -1, 9_999)]
+    asked = model(vendor, *facts)
+    with caplog.at_level(logging.WARNING, "otel_limits"):
+        for _ in facts:
+            Agent(model=asked, callback_handler=None)("Go.")
+    calls = [event for event in events if isinstance(event, ModelCall)]
+    assert [bool(call.stated_refused) for call in calls] == [True] * 3
+    assert [call.price for call in calls] == [None] * 3
+    (line,) = [each.message for each in caplog.records if "openrouter" in each.message]
+    assert line.startswith("The cost that openrouter states for a call of model")
+    assert "it is not a number" in line
+
+
+def test_raw_usage_stays_for_an_application_that_asked_for_it(vendor: Vendor) -> None:
+    """It is the SDK's own setting."""
+    enable(Limits(max_turns=9))
+    vendor.replies[:] = [reply(ROUTED, "chat", is_streamed=False)]
+    agent = SDKAgent(
+        "boss",
+        model=stated.sdk_chat(vendor, ROUTED),
+        model_settings=ModelSettings(preserve_raw_usage=True),
+    )
+    done = asyncio.run(Runner.run(agent, "Go.", run_config=RunConfig(tracing_disabled=True)))
+    (response,) = done.raw_responses
+    assert response.raw_usage is not None
+    assert response.raw_usage["cost"] == 0.0021
