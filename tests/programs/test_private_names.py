@@ -109,4 +109,4 @@ def test_probing_imports_no_client() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True
     )
-    assert done.stdout.split("\n")[:2] == ["() () ()", "False"]
+    assert done.stdout.split("\n")[:2] == ["() () () ()", "False"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-CONVERTERS: Final = (
-    "_convert_chunk_to_generation_chunk",  # langchain-openai, and the packages built on it
-    "_make_message_chunk_from_anthropic_event",  # langchain-anthropic
-)
+OF_OPENAI: Final = "_convert_chunk_to_generation_chunk"
+"""Of langchain-openai, and of the packages built on it."""
+OF_ANTHROPIC: Final = "_make_message_chunk_from_anthropic_event"
+"""Of langchain-anthropic."""
+CONVERTERS: Final = (OF_OPENAI, OF_ANTHROPIC)
 """Methods of model classes that convert a part of a stream.
 
 They drop stated costs and the tier that was served, and there is no public name. Without them,

@@ -44,7 +44,11 @@ REALTIME: Final = tuple(
 )
 """Methods of realtime agents."""
 
-CLIENTS: Final = ("strands.models.openai", "strands.models.openai_responses")
+CLIENTS: Final = (
+    "strands.models.openai",
+    "strands.models.openai_responses",
+    "strands.models.gemini",
+)
 """Models of vendors, whose client need not be installed."""
 
 CORE: Final = {each.module for each in PRIVATE_NAMES} - {*CLIENTS, REALTIME_AGENT, REALTIME_LOOP}
