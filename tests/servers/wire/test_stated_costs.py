@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from agents import Agent as SDKAgent
 from agents import ModelSettings, RunConfig, Runner
+from langchain.agents import create_agent
 from strands import Agent, tool
 
 from otel_limits import Limits, ModelCall, enable, stop_of
 from tests.paths import ROOT
 from tests.readme import with_tables
-from tests.wire import stated
+from tests.wire import chat_models, models, stated
 from tests.wire.stated import COSTS, Fact, reply, stated_tables
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_limits import Event
     from tests.wire.server import Vendor
 
@@ -93,3 +96,46 @@ def test_raw_usage_stays_for_an_application_that_asked_for_it(vendor: Vendor) ->
     (response,) = done.raw_responses
     assert response.raw_usage is not None
     assert response.raw_usage["cost"] == 0.0021
+
+
+FAST: dict[str, Any] = {"extra_body": {"speed": "fast"}}
+
+
+def ask_strands(vendor: Vendor) -> None:
+    """Request Anthropic's fast mode through Strands."""
+    asked = models.anthropic(vendor.url, params=FAST)
+    Agent(model=asked, callback_handler=None)("Go.")
+
+
+def ask_langchain(vendor: Vendor, *, is_streamed: bool) -> None:
+    """Request it through LangChain."""
+    graph = create_agent(chat_models.anthropic(vendor.url, model_kwargs=FAST), [])
+    given: Any = {"messages": [("user", "Go.")]}
+    if is_streamed:
+        list(graph.stream(given, stream_mode="messages"))
+    else:
+        graph.invoke(given)
+
+
+WAYS: dict[str, tuple[bool, Callable[[Vendor], None]]] = {
+    "strands": (True, ask_strands),
+    "langchain": (False, lambda vendor: ask_langchain(vendor, is_streamed=False)),
+    "langchain, streamed": (True, lambda vendor: ask_langchain(vendor, is_streamed=True)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_served_speed_is_billed(way: str, vendor: Vendor, events: list[Event]) -> None:
+    """Standard if that was served, also next to a service tier, which says nothing of it."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    is_streamed, ask = WAYS[way]
+    served = {}
+    for speed in ("standard", "fast", None):
+        usage = {"service_tier": "standard", **({} if speed is None else {"speed": speed})}
+        fact = Fact(name="", usage=usage)
+        vendor.replies[:] = [reply(fact, "anthropic", is_streamed=is_streamed)]
+        ask(vendor)
+        served[speed] = next(each.tier for each in events if isinstance(each, ModelCall))
+        events.clear()
+    assert b'"speed":"fast"' in vendor.requests[-1].replace(b" ", b"")
+    assert served == {"standard": "standard", "fast": "fast", None: "fast"}
