@@ -49,6 +49,8 @@ class Option:
     is_required: bool = False
     is_repeated: bool = False
     """May be given several times, each with several values, which are combined in one list."""
+    is_list: bool = False
+    """Takes one or more values, e.g. the names of files."""
     means: str = ""
     """Name of the option that this is another notation for."""
     group: str = ""

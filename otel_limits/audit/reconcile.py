@@ -1,4 +1,4 @@
-"""The question `reconcile`: the ledger against Prometheus, for the same window."""
+"""The question `reconcile`: the ledger against Prometheus or bills, for the same window."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, CellKind, Column, Table
+from otel_limits.audit.bill_columns import BILL_TABLES
 from otel_limits.audit.counters import Counters, Growth, counters_of
 from otel_limits.audit.question import SINCE, UNTIL, AuditQuery, Option, Question
 from otel_limits.core.errors import LedgerError
@@ -231,6 +233,31 @@ def as_labels(
     return folded
 
 
+def reconcile_with(
+    inquiry: AuditQuery,
+    prometheus: str | None,
+    bill: Sequence[Path] | None,
+    tolerance: float,
+    authorization_file: Secret | None,
+) -> Answer:
+    """Compare the ledger with Prometheus, or with bills.
+
+    Raises:
+        LedgerError: Not exactly one of them is given, or it cannot be read.
+    """
+    from otel_limits.audit.reconcile_bill import reconcile_bill
+
+    if (prometheus is None) == (bill is None):
+        raise LedgerError(
+            "Pass either --prometheus URL or --bill FILE, to name what the ledger is compared with."
+        )
+    if prometheus is not None:
+        return reconcile(inquiry, prometheus, tolerance, authorization_file)
+    if authorization_file is not None:
+        raise LedgerError("--authorization-file is for Prometheus. Leave it out with --bill.")
+    return reconcile_bill(inquiry, bill or (), tolerance)
+
+
 AUTHORIZATION_FILE: Final = Option(
     "--authorization-file",
     "FILE",
@@ -240,11 +267,20 @@ AUTHORIZATION_FILE: Final = Option(
 )
 RECONCILE: Final = Question(
     name="reconcile",
-    help="Compare the ledger with Prometheus (exit status 1 above the tolerance).",
-    answer=reconcile,
-    tables={"reconcile": COMPARED, "cost": COSTS, "stops": ENDS},
+    help="Compare the ledger with Prometheus or with bills (exit status 1 above the tolerance).",
+    answer=reconcile_with,
+    tables={"reconcile": COMPARED, "cost": COSTS, "stops": ENDS, **BILL_TABLES},
+    optional=frozenset({"reconcile", "cost", "stops", *BILL_TABLES}),
     options=(
-        Option("--prometheus", "URL", str, "e.g. http://localhost:9090", is_required=True),
+        Option("--prometheus", "URL", str, "e.g. http://localhost:9090"),
+        Option(
+            "--bill",
+            "FILE",
+            Path,
+            "exports of OpenAI's or Anthropic's usage and costs, OpenRouter's activity, or "
+            "LiteLLM's spend logs",
+            is_list=True,
+        ),
         AUTHORIZATION_FILE,
         Option(
             "--tolerance",
@@ -255,7 +291,7 @@ RECONCILE: Final = Question(
         ),
     ),
     selection=(
-        replace(SINCE, help="start of the window (default: 1d)"),
-        replace(UNTIL, help="end of the window (default: now)"),
+        replace(SINCE, help="start of the window (default: 1d, or the first day of the bills)"),
+        replace(UNTIL, help="end of the window (default: now, or the last day of the bills)"),
     ),
 )

@@ -51,6 +51,8 @@ def add_option(parser: Any, option: Option) -> None:
         described |= {"dest": option.name, "required": option.is_required}
     if option.is_repeated:
         described["action"] = "extend"
+    if option.is_list:
+        described |= {"action": "extend", "nargs": "+"}
     parser.add_argument(option.flag, **described)
 
 

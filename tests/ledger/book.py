@@ -49,6 +49,7 @@ class Call:
     listed: str | None = None
     """USD by the price list."""
     model: str = "m"
+    provider: str = "unknown"
     kind: CallKind = "measured"
     estimated: bool = False
     turn: int | None = None
@@ -149,6 +150,7 @@ class Book:
             invocation=invocation,
             number=number,
             model=call.model,
+            provider=call.provider,
             kind=call.kind,
             usage=call.usage,
             estimated=call.estimated,

@@ -62,7 +62,9 @@ class OpenRouterBill:
             if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
                 raise invalid(file, "data", found, "a list of rows")
             rows += [_row(row, file) for row in found]
-        yield BillPage(file=file, report="activity", rows=rows)
+        # A file has one kind of row, so its first one shows how it divides a day.
+        divided = {"generation"} if rows and rows[0].is_call else {"day"}
+        yield BillPage(file=file, report="activity", rows=rows, grouping=frozenset(divided))
 
 
 def _row(row: ExportedObject, file: str) -> BillRow:

@@ -30,6 +30,7 @@ from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger import otlp
+from tests.ledger.bills import THIRD, BilledCall, litellm_logs, openai, openai_bill, used
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import eventually
 from tests.ledger.size import one
@@ -246,6 +247,32 @@ def answer(capsys: pytest.CaptureFixture[str], place: str, *question: str) -> st
     assert main([*question, "--ledger", place]) == 0
     shown = str(parse("test", place, Path("/data")))
     return capsys.readouterr().out.replace(shown, "LEDGER").replace(json.dumps(shown), "LEDGER")
+
+
+def test_a_bill_has_the_same_answer(
+    server: Server, database: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sums by day, by call, and by the days of another time zone are alike."""
+    calls = [BilledCall(at=THIRD + n * DAY / 4, input=n + 1, output=2) for n in range(9)]
+    made = [
+        Call(input=each.input, output=each.output, model="m", price=str(each.price))
+        for each in calls[1:]
+    ]
+    entries = [Entry(calls=[one], at=each.at) for one, each in zip(made, calls[1:], strict=True)]
+    page = openai(used(model="m")).replace(str(THIRD), str(THIRD + 5 * 3_600))
+    bills = [openai_bill(calls), litellm_logs(calls)]
+    bills.append([page.replace(str(THIRD + 86_400), str(THIRD + 86_400 + 5 * 3_600))])
+    places = (str(tmp_path / "bill.db"), server.url(database))
+    for place in places:
+        write(parse("test", place, tmp_path / "data"), *entries)
+    for number, texts in enumerate(bills):
+        files = [tmp_path / f"bill-{number}-{page}" for page in range(len(texts))]
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text, encoding="utf-8")
+        words = ("--tolerance", "100", "--format", "json", "--bill", *map(str, files))
+        first, second = (answer(capsys, place, "audit", "reconcile", *words) for place in places)
+        assert first == second
+        assert '"difference"' in first
 
 
 def test_prune_and_import(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -12,52 +11,11 @@ import pytest
 from otel_limits.audit.bills.bill import BilledTokens
 from otel_limits.audit.bills.known_bills import read_bills
 from otel_limits.core.errors import LedgerError
+from tests.ledger.bills import ACTIVITY, GENERATIONS, LOGS, anthropic, openai, paid, used
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-THIRD = 1_793_664_000
-"""2026-11-03 00:00 UTC."""
-DAY = 86_400
-GENERATIONS = (
-    "generation_id,created_at,cost_total,byok_usage_inference,tokens_prompt,tokens_completion,"
-    "tokens_reasoning,tokens_cached,model_permaslug,provider_name,variant,api_key_name\n"
-)
-ACTIVITY = (
-    "date,model,model_permaslug,endpoint_id,provider_name,usage,byok_usage_inference,requests,"
-    "prompt_tokens,completion_tokens,reasoning_tokens\n"
-)
-LOGS = (
-    "request_id,call_type,api_key,spend,total_tokens,prompt_tokens,completion_tokens,startTime,"
-    "endTime,model,model_group,custom_llm_provider,cache_hit,metadata,status\n"
-)
-
-
-def openai(*results: Mapping[str, Any], day: int = 0, **page: Any) -> str:
-    """A page of OpenAI with one day."""
-    begin = THIRD + day * DAY
-    bucket = {"object": "bucket", "start_time": begin, "end_time": begin + DAY, "results": results}
-    return json.dumps({"object": "page", "data": [bucket], "has_more": False, **page})
-
-
-def used(**result: Any) -> dict[str, Any]:
-    """A result of OpenAI's usage."""
-    kind = {"object": "organization.usage.completions.result"}
-    return {**kind, "input_tokens": 10, "output_tokens": 2, "num_model_requests": 1, **result}
-
-
-def paid(value: str, **result: Any) -> dict[str, Any]:
-    """A result of OpenAI's costs."""
-    amount = {"value": float(value), "currency": "usd"}
-    return {"object": "organization.costs.result", "amount": amount, **result}
-
-
-def anthropic(*results: Mapping[str, Any], **page: Any) -> str:
-    """A page of Anthropic with one day."""
-    times = {"starting_at": "2026-11-03T00:00:00Z", "ending_at": "2026-11-04T00:00:00Z"}
-    return json.dumps({"data": [{**times, "results": results}], "has_more": False, **page})
-
 
 CACHED = {
     "uncached_input_tokens": 10,
@@ -134,7 +92,7 @@ def test_an_export_becomes_exact_rows(tmp_path: Path) -> None:
         assert (form, row.day) == (form, date(2026, 11, 3))
 
 
-MORE = {"has_more": True, "next_page": "abc"}
+MORE: Mapping[str, Any] = {"has_more": True, "next_page": "abc"}
 REJECTED: Sequence[tuple[Sequence[str], str]] = [
     ([openai(used(), **MORE)], "has more pages (has_more is true). Request the next one with page"),
     ([openai(used(), **MORE), openai(used(), day=2)], "has more pages"),
