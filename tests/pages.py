@@ -32,6 +32,7 @@ from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import record
 from tests.launching import WITHOUT_LANGCHAIN
+from tests.ledger.bills import openai, paid, used
 from tests.ledger.otlp import attributes
 from tests.paths import ROOT
 from tests.processes import PATIENCE_SECONDS
@@ -120,6 +121,8 @@ PROVIDED_FILES: Final = {
     "app.py": PROGRAM,
     EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
     "quotas.yaml": (ROOT / "tests/ledger/quotas.yaml").read_text(encoding="utf-8"),
+    "usage.json": openai(used(model="gpt-4o")),
+    "costs.json": openai(paid("0.06", line_item="gpt-4o, input")),
     "spans.jsonl": json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [SPAN]}]}]}),
 }
 """Files that pages assume exist."""

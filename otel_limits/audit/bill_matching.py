@@ -22,7 +22,7 @@ from otel_limits.audit.bill_parts import (
     OTHER_DAY,
     UNMEASURED,
     UNPRICED,
-    Part,
+    DifferencePart,
     cause_of,
     in_usd,
 )
@@ -65,7 +65,7 @@ class CallMatching:
     def __init__(self, sides: Sides) -> None:
         """Start with all calls of both sides."""
         self.billed: defaultdict[tuple[Place, Size], list[Decimal]] = defaultdict(list)
-        """What each call cost on the bill, in USD."""
+        """The cost of each call on the bill, in USD."""
         self.recorded = _by_size(sides.calls)
         self.logged = _by_size(sides.logged)
         for place, row in sides.rows:
@@ -74,7 +74,7 @@ class CallMatching:
             size = (sum(tokens.values()) - output, output)
             self.billed[place, size].append(row.cost or NO_COST)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[DifferencePart]:
         """Match all calls, and yield the parts of the difference that have a cause."""
         for key, costs in self.billed.items():
             yield from self._same(key, costs)
@@ -92,7 +92,7 @@ class CallMatching:
         for place in sorted({*billed, *recorded}):
             yield from _unmatched(place, billed[place], recorded[place])
 
-    def _same(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[Part]:
+    def _same(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[DifferencePart]:
         (day, model), _ = key
         # Priced ones first, so that as little as possible is unpriced.
         found = sorted(
@@ -102,13 +102,15 @@ class CallMatching:
             paid = _withdrawn(costs, each)
             if paid and not each.calls.is_priced:
                 cost = _sum(paid)
-                yield Part(day=day, model=model, cause=UNPRICED, calls=len(paid), cost=cost)
+                yield DifferencePart(
+                    day=day, model=model, cause=UNPRICED, calls=len(paid), cost=cost
+                )
 
-    def _logged(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[Part]:
+    def _logged(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[DifferencePart]:
         (day, model), size = key
         for each in self.logged.get(key, ()):
             paid = _withdrawn(costs, each)
-            yield Part(
+            yield DifferencePart(
                 day=day,
                 model=model,
                 cause=IMPORTED,
@@ -117,7 +119,9 @@ class CallMatching:
                 cost=_sum(paid),
             )
 
-    def _on_other_days(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[Part]:
+    def _on_other_days(
+        self, key: tuple[Place, Size], costs: list[Decimal]
+    ) -> Iterator[DifferencePart]:
         (day, model), size = key
         for other in (day - DAY, day + DAY):
             for each in self.recorded.get(((other, model), size), ()):
@@ -125,7 +129,7 @@ class CallMatching:
                 number, tokens = len(paid), len(paid) * sum(size)
                 there = each.cost_of(number)
                 for at, sign, cost in ((day, 1, _sum(paid)), (other, -1, EXACT.minus(there))):
-                    yield Part(
+                    yield DifferencePart(
                         day=at,
                         model=model,
                         cause=OTHER_DAY,
@@ -137,13 +141,13 @@ class CallMatching:
 
 def _unmatched(
     place: Place, billed: Sequence[tuple[Size, list[Decimal]]], recorded: Sequence[UnmatchedCalls]
-) -> Iterator[Part]:
+) -> Iterator[DifferencePart]:
     """Yield the part of all calls of a place that are still unmatched, if it has a cause."""
     requests = sum(len(costs) for _, costs in billed)
     cause = _cause_of(requests, recorded)
     if cause:
         paid = _sum(cost for _, costs in billed for cost in costs)
-        yield Part(
+        yield DifferencePart(
             day=place[0],
             model=place[1],
             cause=cause,

@@ -18,7 +18,7 @@ from otel_limits.core.usage import EXACT, NO_COST
 from otel_limits.ledger.rows import dollars
 
 if TYPE_CHECKING:
-    from otel_limits.audit.bill_sides import Group
+    from otel_limits.audit.bill_sides import ModelDay
 
 ONLY_BILLED: Final = "only on the bill"
 ONLY_RECORDED: Final = "only in the ledger"
@@ -34,7 +34,7 @@ DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DifferencePart:
     """A part of the difference of a day and model, the bill less the ledger."""
 
     day: date
@@ -53,9 +53,9 @@ def cause_of(found: Iterable[str]) -> str:
     return " or ".join(found)
 
 
-def merged(parts: Iterable[Part]) -> list[Part]:
+def merged(parts: Iterable[DifferencePart]) -> list[DifferencePart]:
     """Add up the parts of a day and model that have the same cause, in order."""
-    found: dict[tuple[date, str, str], Part] = {}
+    found: dict[tuple[date, str, str], DifferencePart] = {}
     for part in parts:
         key = (part.day, part.model, part.cause)
         before = found.get(key)
@@ -77,7 +77,7 @@ def in_usd(pico: Fraction) -> Decimal:
     return dollars(round(pico)) or NO_COST
 
 
-def difference_of(cell: Iterable[Group]) -> Decimal:
+def difference_of(cell: Iterable[ModelDay]) -> Decimal:
     """Return the USD that a bill has more than the ledger."""
     difference = NO_COST
     for group in cell:
@@ -86,6 +86,6 @@ def difference_of(cell: Iterable[Group]) -> Decimal:
     return difference
 
 
-def label_of(cell: Sequence[Group]) -> str:
+def label_of(cell: Sequence[ModelDay]) -> str:
     """Return the model of a cell, or that it has all of a day."""
     return cell[0].model if len(cell) == 1 else ALL_MODELS

@@ -40,7 +40,7 @@ def no_tokens() -> Tokens:
 
 
 @dataclass(slots=True)
-class Group:
+class ModelDay:
     """The use of a model on a day, on both sides."""
 
     day: date
@@ -109,7 +109,7 @@ class Sides:
     """Calls that are evidence: not those that were imported from this bill."""
     logged: list[tuple[Place, RecordedCalls]]
     """Calls that were imported from the gateway's log, which cannot confirm it."""
-    groups: dict[Place, Group]
+    groups: dict[Place, ModelDay]
     tokens_of: Callable[[BillRow], Tokens | None]
     has_requests: bool
     has_cache_reads: bool
@@ -119,7 +119,7 @@ class Sides:
     rounding: Decimal
     """USD by which an amount may be rounded."""
 
-    def may_be_rounding(self, amount: Decimal, groups: Iterable[Group]) -> bool:
+    def may_be_rounding(self, amount: Decimal, groups: Iterable[ModelDay]) -> bool:
         """Return whether rounded amounts and prices of calls explain a difference."""
         bound = NO_COST
         for each in groups:
@@ -216,8 +216,8 @@ def _scope(bill: Bill, *, names_gateway: bool) -> str:
     )
 
 
-def _group(sides: Sides, place: Place) -> Group:
-    return sides.groups.setdefault(place, Group(*place))
+def _group(sides: Sides, place: Place) -> ModelDay:
+    return sides.groups.setdefault(place, ModelDay(*place))
 
 
 def _rounding(rows: Iterable[BillRow]) -> Decimal:
@@ -228,9 +228,9 @@ def _rounding(rows: Iterable[BillRow]) -> Decimal:
     return HALF.scaleb(min(places))
 
 
-def cost_cells(sides: Sides) -> Iterator[list[Group]]:
+def cost_cells(sides: Sides) -> Iterator[list[ModelDay]]:
     """Yield the groups whose costs can be compared: of a model, or of a whole day."""
-    by_day: defaultdict[date, list[Group]] = defaultdict(list)
+    by_day: defaultdict[date, list[ModelDay]] = defaultdict(list)
     for place in sorted(sides.groups):
         by_day[place[0]].append(sides.groups[place])
     whole: Mapping[date, bool] = {

@@ -18,12 +18,12 @@ from otel_limits.audit.bill_matching import CallMatching
 from otel_limits.audit.bill_parts import (
     ROUNDING,
     UNEXPLAINED,
-    Part,
+    DifferencePart,
     difference_of,
     label_of,
     merged,
 )
-from otel_limits.audit.bill_sides import Group, Sides, cost_cells, side_by_side
+from otel_limits.audit.bill_sides import ModelDay, Sides, cost_cells, side_by_side
 from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
 from otel_limits.audit.bills.known_bills import read_bills
 from otel_limits.audit.formatting import money
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 DAY: Final = timedelta(days=1)
+NAMED_FILES: Final = 2
+"""More are only counted: a month may have a page for each day."""
 
 
 def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float) -> Answer:
@@ -73,6 +75,7 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
     compared = {
         "bill_cost": any(bill.cost_days for bill in found),
         "bill_tokens": any(bill.used_days for bill in found),
+        "bill_parts": True,
     }
     return Answer(
         question="reconcile",
@@ -115,9 +118,10 @@ def _bounds(first: date, last: date, bill: Bill) -> tuple[int, int]:
 def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
     compared = []
     for bill in bills:
-        days = bill.used_days | bill.cost_days
+        days, number = bill.used_days | bill.cost_days, len(bill.files)
+        files = ", ".join(bill.files) if number <= NAMED_FILES else pluralize(number, "file")
         compared.append(
-            f"{bill.reader.title}'s bill ({', '.join(bill.files)}) of {min(days)} to {max(days)}, "
+            f"{bill.reader.title}'s bill ({files}) of {min(days)} to {max(days)}, "
             f"days of {bill.zone}"
         )
     return f"ledger {inquiry.ledger}, against {'; '.join(compared)}; tolerance {tolerance:.2%}"
@@ -133,7 +137,7 @@ def _sides(inquiry: AuditQuery, bill: Bill) -> Sides:
     return side_by_side(bill, inquiry.work.through(calls))
 
 
-def _divided(sides: Sides) -> list[Part]:
+def _divided(sides: Sides) -> list[DifferencePart]:
     """Divide all differences into parts, including those without a cause."""
     known = list(
         CallMatching(sides).parts() if sides.bill.has_calls else parts_by_sum(sides, _list_prices())
@@ -141,7 +145,7 @@ def _divided(sides: Sides) -> list[Part]:
     return merged([*known, *_rest(sides, known)])
 
 
-def _rest(sides: Sides, known: Sequence[Part]) -> Iterator[Part]:
+def _rest(sides: Sides, known: Sequence[DifferencePart]) -> Iterator[DifferencePart]:
     """Yield the parts without a cause: rounding, or unexplained."""
     tokens: defaultdict[tuple[date, str], int] = defaultdict(int)
     costs: defaultdict[tuple[date, str], Decimal] = defaultdict(Decimal)
@@ -151,13 +155,13 @@ def _rest(sides: Sides, known: Sequence[Part]) -> Iterator[Part]:
     for place, group in sorted(sides.groups.items()):
         if group.day in sides.bill.used_days:
             rest = sum(group.more_tokens.values()) - tokens[place]
-            yield Part(day=group.day, model=group.model, cause=UNEXPLAINED, tokens=rest)
+            yield DifferencePart(day=group.day, model=group.model, cause=UNEXPLAINED, tokens=rest)
     for cell in cost_cells(sides):
         cost = difference_of(cell)
         for group in cell:
             cost = EXACT.subtract(cost, costs[group.day, group.model])
         cause = ROUNDING if sides.may_be_rounding(cost, cell) else UNEXPLAINED
-        yield Part(day=cell[0].day, model=label_of(cell), cause=cause, cost=cost)
+        yield DifferencePart(day=cell[0].day, model=label_of(cell), cause=cause, cost=cost)
 
 
 def _list_prices() -> ListPrices:
@@ -185,7 +189,9 @@ def _list_prices() -> ListPrices:
     return listed
 
 
-def _cost_rows(sides: Sides, parts: Iterable[Part], tolerance: float) -> Iterator[tuple[Any, ...]]:
+def _cost_rows(
+    sides: Sides, parts: Iterable[DifferencePart], tolerance: float
+) -> Iterator[tuple[Any, ...]]:
     unexplained: defaultdict[tuple[date, str], Decimal] = defaultdict(Decimal)
     for part in parts:
         if part.cause == UNEXPLAINED:
@@ -213,7 +219,9 @@ def _cost_rows(sides: Sides, parts: Iterable[Part], tolerance: float) -> Iterato
 
 
 def _share(difference: Decimal | int, ledger: Decimal | int) -> float:
-    return float(abs(difference) / ledger) if ledger else float(bool(difference))
+    if not ledger:
+        return float(bool(difference))
+    return float(EXACT.divide(Decimal(difference).copy_abs(), Decimal(ledger)))
 
 
 def _token_rows(sides: Sides, tolerance: float) -> Iterator[tuple[Any, ...]]:
@@ -229,11 +237,12 @@ def _token_rows(sides: Sides, tolerance: float) -> Iterator[tuple[Any, ...]]:
                 yield day, group.model, measure, recorded, billed, difference, share, near
 
 
-def _figures(sides: Sides, group: Group) -> Iterator[tuple[str, int, int]]:
+def _figures(sides: Sides, group: ModelDay) -> Iterator[tuple[str, int, int]]:
     ours, theirs = group.recorded, group.billed
     if sides.has_requests:
         yield "requests", group.calls, group.requests
-    yield "input tokens", *(sum(each.values()) - each["output"] for each in (ours, theirs))
+    sent, billed = (sum(each.values()) - each["output"] for each in (ours, theirs))
+    yield "input tokens", sent, billed
     yield "output tokens", ours["output"], theirs["output"]
     if sides.has_cache_reads:
         yield "cached input tokens", ours["cache_read"], theirs["cache_read"]
@@ -243,10 +252,10 @@ def _figures(sides: Sides, group: Group) -> Iterator[tuple[str, int, int]]:
 
 def _owner_rows(sides: Sides) -> list[tuple[Any, ...]]:
     """Add up the bill by owner, the costliest first."""
-    sums: dict[str, Group] = {}
+    sums: dict[str, ModelDay] = {}
     for _, row in sides.rows:
         if row.owner:
-            group = sums.setdefault(row.owner, Group(row.day, row.owner))
+            group = sums.setdefault(row.owner, ModelDay(row.day, row.owner))
             group.add_row(row, sides.tokens_of(row), sides.bill.reader.vendor)
     in_order = sorted(sums.items(), key=lambda item: (-item[1].paid, item[0]))
     has_cost = bool(sides.bill.cost_days)
@@ -261,7 +270,7 @@ def _owner_rows(sides: Sides) -> list[tuple[Any, ...]]:
     ]
 
 
-def _sentence(sides: Sides, parts: Iterable[Part]) -> str:
+def _sentence(sides: Sides, parts: Iterable[DifferencePart]) -> str:
     """Summarize a comparison: what is billed and recorded, and why they differ."""
     sentences = [_of_costs(sides, parts) if sides.bill.cost_days else _of_tokens(sides)]
     if sides.scope:
@@ -275,7 +284,7 @@ def _sentence(sides: Sides, parts: Iterable[Part]) -> str:
     return " ".join(sentences)
 
 
-def _of_costs(sides: Sides, parts: Iterable[Part]) -> str:
+def _of_costs(sides: Sides, parts: Iterable[DifferencePart]) -> str:
     cells = list(cost_cells(sides))
     recorded = dollars(sum(group.pico for cell in cells for group in cell)) or NO_COST
     difference = difference_of(group for cell in cells for group in cell)

@@ -16,13 +16,16 @@ from unittest.mock import patch
 from strands import Agent, tool
 
 from otel_limits import disable
+from otel_limits.audit.bills.known_bills import read_bills
 from otel_limits.cli import main
+from otel_limits.core.errors import LedgerError
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, uses
 from tests.fuzz import garbage
+from tests.ledger.bills import BILLS, THIRD, BilledCall
 
 if TYPE_CHECKING:
     from otel_limits.runtime.guard import Source
@@ -144,13 +147,24 @@ def command_line(random: Random, place: Path) -> None:
         limited(ours(environ), place, source="run")
 
 
+def bills(random: Random, place: Path) -> None:
+    """An export that was damaged: it is read, or rejected with a sentence."""
+    calls = [BilledCall(at=THIRD + n * 9_000, input=n, output=2) for n in range(9)]
+    files = []
+    for number, text in enumerate(random.choice(list(BILLS.values()))(calls)):
+        files.append(place / f"bill-{number}")
+        files[-1].write_bytes(garbage.mutated(random, text).encode("utf-8", "surrogateescape"))
+    with contextlib.suppress(LedgerError):
+        read_bills(files)
+
+
 def ours(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that are settings."""
     return {name: text for name, text in environ.items() if name.startswith("OTEL_LIMITS_")}
 
 
 CASES: dict[str, Callable[[Random, Path], None]] = {
-    case.__name__: case for case in (environment, policy, stores, chunks, command_line)
+    case.__name__: case for case in (environment, policy, stores, chunks, bills, command_line)
 }
 
 
