@@ -232,5 +232,9 @@ def named(row: ExportedObject, *names: str) -> str:
 
 def owner_of(row: ExportedObject, names: tuple[str, ...]) -> str:
     """Return the key, project or user of a row, with the vendor's name of the column."""
-    owners = [f"{name}={clean(str(row[name]))}" for name in names if row.get(name) not in UNSET]
-    return ", ".join(owners)
+    given = {name: clean(str(row[name])) for name in names if row.get(name) not in UNSET}
+    # The exports have hashes and IDs, and an edited one may have a key itself.
+    return ", ".join(
+        f"{name}={'(a secret key)' if value.startswith(KEY_START) else value}"
+        for name, value in given.items()
+    )

@@ -228,8 +228,8 @@ def _bill(reader: BillReader, pages: Sequence[BillPage]) -> Bill:
         files=sorted({page.file for page in pages}),
         zone=_zone(pages),
         rows=unique,
-        used_days=_days(pages, [row.day for row in unique if row.tokens], "usage"),
-        cost_days=_days(pages, [row.day for row in unique if row.cost is not None], "cost"),
+        used_days=used_days,
+        cost_days=cost_days,
         has_calls=bool(unique) and all(row.is_call for row in unique),
     )
 
@@ -261,7 +261,7 @@ def _require_one_grouping(pages: Sequence[BillPage]) -> None:
     for page in pages:
         width = {str(end - begin) for begin, end in page.buckets}
         grouping = page.grouping | width
-        for day in {row.day for row in page.rows} if page.buckets else ():
+        for day in {row.day for row in page.rows}:
             before, file = groupings.setdefault((page.report, day), (grouping, page.file))
             if before != grouping:
                 first, second = (
@@ -292,15 +292,17 @@ def _days(pages: Sequence[BillPage], days: Sequence[date], report: str) -> froze
     """Return the days that a kind of report covers, also those without rows."""
     if not days:
         return frozenset()
-    covered = set(_all_days(min(days), max(days)))
     if any(page.buckets for page in pages):
-        zone = _zone(pages)
-        covered = set(days)
-        for page in pages:
-            # A page without rows does not name its report.
-            if report in page.report or not page.report:
-                covered |= {begin.astimezone(zone).date() for begin, _ in page.buckets}
-    return frozenset(covered)
+        return frozenset({*days, *_bucket_days(pages, report)})
+    return frozenset(_all_days(min(days), max(days)))
+
+
+def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
+    zone = _zone(pages)
+    for page in pages:
+        # A page without rows does not name its report.
+        if report in page.report or not page.report:
+            yield from (begin.astimezone(zone).date() for begin, _ in page.buckets)
 
 
 def _all_days(first: date, last: date) -> Iterator[date]:
