@@ -373,8 +373,27 @@ def name_of(model: str) -> str:
     return SNAPSHOT.sub("", model.rpartition("/")[2].lower())
 
 
-def side_by_side(bill: Bill, recorded: Iterable[RecordedCalls]) -> Sides:
-    """Put a bill and the calls of a ledger side by side."""
+def models_of_gateways(bills: Iterable[Bill]) -> frozenset[str]:
+    """Return the names of the models on the bills of gateways."""
+    return frozenset(
+        name_of(model)
+        for bill in bills
+        if bill.reader.passes_on
+        for row in bill.rows
+        for model in row.models
+    )
+
+
+def side_by_side(
+    bill: Bill, recorded: Iterable[RecordedCalls], passed_on: frozenset[str] = frozenset()
+) -> Sides:
+    """Put a bill and the calls of a ledger side by side.
+
+    Args:
+        bill: The bill.
+        recorded: Calls of the ledger.
+        passed_on: The models on the bills of gateways that are compared, too.
+    """
     rows = bill.rows
     has_reads = any(row.tokens and row.tokens.cache_read is not None for row in rows)
     has_writes = any(row.tokens and row.tokens.cache_write is not None for row in rows)
@@ -413,7 +432,11 @@ def side_by_side(bill: Bill, recorded: Iterable[RecordedCalls]) -> Sides:
         _group(sides, place).add_row(row, sides.tokens_of(row), bill.reader.vendor)
     for each in every:
         name = name_of(each.model)
-        if not _is_on(bill, each, is_named=name in named, names_gateway=names_gateway):
+        is_named = name in named
+        if not _is_on(bill, each, is_named=is_named, names_gateway=names_gateway):
+            continue
+        # A client of a vendor that calls a gateway: the gateway's bill has it, and this one not.
+        if name in passed_on and not (is_named or each.is_addressed):
             continue
         place = (each.day, ALL_MODELS if each.day in undivided else name)
         if each.is_logged and bill.reader.passes_on:

@@ -225,7 +225,7 @@ def parts_by_sum(sides: Sides, list_prices: ListPrices) -> Iterator[Part]:
     moved = _moved(sides)
     in_cells: set[Place] = set()
     for cell in cost_cells(sides):
-        rates = _rates(cell, list_prices)
+        rates = _rates(cell, list_prices, has_use=cell[0].day in sides.bill.used_days)
         for group in cell:
             in_cells.add((group.day, group.model))
             yield from _parts_of_group(sides, group, moved, rates)
@@ -296,8 +296,14 @@ def _moved(sides: Sides) -> set[Place]:
     return found
 
 
-def _rates(cell: Sequence[Group], list_prices: ListPrices) -> Rates:
-    """Return picodollars per token of each model and kind in a cell, as the bill has them."""
+def _rates(cell: Sequence[Group], list_prices: ListPrices, *, has_use: bool) -> Rates:
+    """Return picodollars per token of each model and kind in a cell, as the bill has them.
+
+    Args:
+        cell: Groups whose costs are compared together.
+        list_prices: Returns the listed rates of a model.
+        has_use: Whether the bill has the tokens of the day, also if there are none.
+    """
     rates: Rates = {}
     undivided: list[tuple[Group, Kind]] = []
     rest = Fraction(0)
@@ -311,7 +317,7 @@ def _rates(cell: Sequence[Group], list_prices: ListPrices) -> Rates:
             elif group.billed[kind] or group.recorded[kind]:
                 undivided.append((group, kind))
     if undivided:
-        rates |= _rates_of_rest(cell, undivided, rest * PICODOLLARS, list_prices)
+        rates |= _rates_of_rest(cell, undivided, rest * PICODOLLARS, list_prices, has_use=has_use)
     return rates
 
 
@@ -320,6 +326,8 @@ def _rates_of_rest(
     undivided: Sequence[tuple[Group, Kind]],
     paid: Fraction,
     list_prices: ListPrices,
+    *,
+    has_use: bool,
 ) -> Rates:
     """Return the rates of tokens that have no amount for their kind alone.
 
@@ -328,9 +336,8 @@ def _rates_of_rest(
     """
     weights = _weights(cell, list_prices)
     # A report of costs alone has no tokens: those of the ledger are assumed.
-    has_tokens = any(any(group.billed.values()) for group in cell)
     counted = [
-        (group.model, kind, group.billed[kind] if has_tokens else group.recorded[kind])
+        (group.model, kind, group.billed[kind] if has_use else group.recorded[kind])
         for group, kind in undivided
     ]
     on_bill = sum(weights[model, kind] * number for model, kind, number in counted)

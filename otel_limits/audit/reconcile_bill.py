@@ -333,7 +333,7 @@ from otel_limits.audit.bill_parts import (
     label_of,
     merged,
 )
-from otel_limits.audit.bill_sides import Group, Sides, cost_cells, side_by_side
+from otel_limits.audit.bill_sides import Group, Sides, cost_cells, models_of_gateways, side_by_side
 from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
 from otel_limits.audit.bills.known_bills import read_bills
 from otel_limits.audit.formatting import money
@@ -367,8 +367,9 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             "all days of the bills."
         )
     costs, tokens, parts, owners, sentences = [], [], [], [], []
+    passed_on = models_of_gateways(found)
     for bill in found:
-        sides = _sides(inquiry, bill)
+        sides = _sides(inquiry, bill, passed_on)
         divided = _divided(sides)
         title = bill.reader.title
         costs += [(title, *row) for row in _cost_rows(sides, divided, tolerance)]
@@ -433,14 +434,14 @@ def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
     return f"ledger {inquiry.ledger}, against {'; '.join(compared)}; tolerance {tolerance:.2%}"
 
 
-def _sides(inquiry: AuditQuery, bill: Bill) -> Sides:
+def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
     from otel_limits.ledger.billed_calls import recorded_calls
 
     days = bill.used_days | bill.cost_days
     since_us, until_us = _bounds(min(days), max(days), bill)
     selection = replace(inquiry.selection, since_us=since_us, until_us=until_us, zone=bill.zone)
     calls = recorded_calls(inquiry.connection, selection, by_size=bill.has_calls)
-    return side_by_side(bill, inquiry.work.through(calls))
+    return side_by_side(bill, inquiry.work.through(calls), passed_on)
 
 
 def _divided(sides: Sides) -> list[Part]:

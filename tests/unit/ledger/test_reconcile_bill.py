@@ -212,6 +212,23 @@ def test_calls_imported_from_the_log_confirm_nothing(
     require_sums(answer)
 
 
+def test_calls_of_a_gateway_are_on_its_bill_only(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """OpenAI's client calls it, and the ledger has no address: the model is only on its bill."""
+    passed_on, own = CALLS[:4], [replace(each, model="own") for each in CALLS[4:8]]
+    entries = [recorded(each, "openai") for each in passed_on]
+    entries += [recorded(each, "openai", model="own") for each in own]
+    write(ledger.address, *entries)
+    files = saved(tmp_path, *openai_bill(own), *BILLS["litellm"](passed_on))
+    status, answer = reconcile("--bill", *files, capsys=capsys)
+    assert (status, causes(answer)) == (0, {})
+    # Without the gateway's bill, nothing shows who billed them.
+    status, answer = reconcile("--bill", *files[:-1], capsys=capsys)
+    tokens, price = sums(passed_on)
+    assert causes(answer) == {"only in the ledger": (-tokens, -price)}
+
+
 def test_usage_without_amounts_compares_tokens(
     tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
