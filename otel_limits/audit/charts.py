@@ -1,4 +1,4 @@
-"""Charts of a report: spend over time, by agent and model, stops, and turns."""
+"""Charts of a report: spend over time, by agent and model, stops, turns, and bills."""
 
 from __future__ import annotations
 
@@ -172,6 +172,50 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
         axis="turns",
         marks=[Mark(cap, f"max_turns {cap}") for cap in marks],
     )
+
+
+def bill_charts(costs: Iterable[Sequence[Any]], parts: Iterable[Sequence[Any]]) -> list[Chart]:
+    """Build charts of a bill: what agrees with the ledger per day, and differences by cause.
+
+    Args:
+        costs: Rows of the table of costs, as in `bill_columns.py`.
+        parts: Rows of the table of the parts of differences.
+    """
+    days: dict[str, list[float]] = {}
+    for _, day, _, recorded, billed, difference, _, unexplained, _ in costs:
+        sums = days.setdefault(day, [0.0, 0.0, 0.0])
+        sums[0] += float(min(recorded, billed))
+        sums[1] += float(abs(difference - unexplained))
+        sums[2] += float(abs(unexplained))
+    labels = every_day(sorted(days))
+    names = (("as in the ledger", ""), ("other, with a cause", ""), ("unexplained", "halted"))
+    causes: dict[str, float] = {}
+    for vendor, _, _, cause, _, _, cost in parts:
+        causes[f"{vendor}: {cause}"] = causes.get(f"{vendor}: {cause}", 0.0) + float(abs(cost))
+    ranked = sorted(causes.items(), key=lambda each: (-each[1], each[0]))[:LONGEST]
+    return [
+        Chart(
+            name="bill",
+            title="Bill per day, in USD",
+            labels=labels,
+            series=[
+                ChartSeries(name, [days.get(day, (0.0, 0.0, 0.0))[part] for day in labels], tone)
+                for part, (name, tone) in enumerate(names)
+            ],
+            kind="money",
+            wide=True,
+            axis="day of the bill",
+            note="Differences are shown without their sign.",
+        ),
+        Chart(
+            name="causes",
+            title="Differences by cause, in USD",
+            labels=[cause for cause, _ in ranked],
+            series=[ChartSeries("difference", [amount for _, amount in ranked])],
+            kind="money",
+            horizontal=True,
+        ),
+    ]
 
 
 def leading(groups: Groups, kind: CellKind) -> list[str]:

@@ -336,6 +336,7 @@ from otel_limits.audit.bill_parts import (
 from otel_limits.audit.bill_sides import Group, Sides, cost_cells, models_of_gateways, side_by_side
 from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
 from otel_limits.audit.bills.known_bills import read_bills
+from otel_limits.audit.charts import bill_charts
 from otel_limits.audit.formatting import money
 from otel_limits.audit.parsing import to_microseconds
 from otel_limits.core.errors import LedgerError
@@ -395,6 +396,7 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             if each or compared.get(name)
             for note in [NOTES.get(name, "")]
         ],
+        charts=bill_charts(costs, parts) if inquiry.has_charts else (),
         summary=" ".join(sentences),
         status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
     )

@@ -1,4 +1,4 @@
-"""A month of agents at four vendors, on a wall clock of its own.
+"""A month of agents at four vendors, by a simulated wall clock.
 
 `python -m tests.bills.month FOLDER` writes the ledger of the agents, and the calls on the vendors'
 bills as `calls.pickle`.

@@ -229,6 +229,20 @@ def test_calls_of_a_gateway_are_on_its_bill_only(
     assert causes(answer) == {"only in the ledger": (-tokens, -price)}
 
 
+def test_page_shows_both_sides_and_causes(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A report for people who do not use a terminal."""
+    write(ledger.address, *book_of("openai", "all")[:-1], recorded(CALLS[-1], "openai", price="1"))
+    files = map(str, files_of(tmp_path, "openai"))
+    assert main(["audit", "reconcile", "--bill", *files, "--format", "html"]) == 1
+    page = capsys.readouterr().out
+    for part in ("chart-bill", "chart-causes", "table-bill_cost", "table-bill_parts"):
+        assert f'id="{part}"' in page
+    for text in ("OpenAI: unpriced", "OpenAI: only on the bill", "unexplained"):
+        assert text in page
+
+
 def test_usage_without_amounts_compares_tokens(
     tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
