@@ -21,6 +21,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "metrics": "Prometheus and OTLP metrics, custom observers",
         "ledger": "Record of every model call, and its durability",
         "audit": "Spend, stop reasons, backtests and suggestions from the ledger",
+        "bill": "Charges of vendors, compared with the ledger",
         "top": "Live activity, spend and limits in the terminal",
         "langchain": "LangChain and LangGraph agents",
         "openai-agents": "Agents of the OpenAI Agents SDK",
