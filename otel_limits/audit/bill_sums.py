@@ -201,7 +201,7 @@ from otel_limits.audit.bill_parts import (
     OTHER_DAY,
     UNMEASURED,
     UNPRICED,
-    Part,
+    DifferencePart,
     cause_of,
     in_usd,
 )
@@ -212,7 +212,7 @@ from otel_limits.ledger.rows import PICODOLLARS
 if TYPE_CHECKING:
     from decimal import Decimal
 
-    from otel_limits.audit.bill_sides import Group, Place, Sides
+    from otel_limits.audit.bill_sides import ModelDay, Place, Sides
 
 ListPrices: TypeAlias = Callable[[str, str], Mapping[Kind, Fraction] | None]
 """Returns the listed rates of a model at a vendor, per token."""
@@ -220,7 +220,7 @@ Rates: TypeAlias = dict[tuple[str, Kind], Fraction]
 """Picodollars per token, by model and kind."""
 
 
-def parts_by_sum(sides: Sides, list_prices: ListPrices) -> Iterator[Part]:
+def parts_by_sum(sides: Sides, list_prices: ListPrices) -> Iterator[DifferencePart]:
     """Divide the differences of sums, at the rates of the bill."""
     moved = _moved(sides)
     in_cells: set[Place] = set()
@@ -234,7 +234,9 @@ def parts_by_sum(sides: Sides, list_prices: ListPrices) -> Iterator[Part]:
             yield from _parts_of_group(sides, group, moved, {})
 
 
-def _parts_of_group(sides: Sides, group: Group, moved: set[Place], rates: Rates) -> Iterator[Part]:
+def _parts_of_group(
+    sides: Sides, group: ModelDay, moved: set[Place], rates: Rates
+) -> Iterator[DifferencePart]:
     def cost_of(tokens: Mapping[Kind, int]) -> Decimal:
         each = (tokens[kind] * rates.get((group.model, kind), Fraction(0)) for kind in KINDS)
         return in_usd(sum(each, Fraction(0)))
@@ -242,7 +244,7 @@ def _parts_of_group(sides: Sides, group: Group, moved: set[Place], rates: Rates)
     more = group.more_tokens
     has_use = group.day in sides.bill.used_days and any(more.values())
     if has_use and (cause := _cause_of_tokens(sides, group, moved)):
-        yield Part(
+        yield DifferencePart(
             day=group.day,
             model=group.model,
             cause=cause,
@@ -251,7 +253,7 @@ def _parts_of_group(sides: Sides, group: Group, moved: set[Place], rates: Rates)
             cost=cost_of(more),
         )
     if any(group.unpriced.values()):
-        yield Part(
+        yield DifferencePart(
             day=group.day,
             model=group.model,
             cause=UNPRICED,
@@ -260,7 +262,7 @@ def _parts_of_group(sides: Sides, group: Group, moved: set[Place], rates: Rates)
         )
 
 
-def _cause_of_tokens(sides: Sides, group: Group, moved: set[Place]) -> str:
+def _cause_of_tokens(sides: Sides, group: ModelDay, moved: set[Place]) -> str:
     """Name the causes that unequal tokens may have; an empty text without any."""
     if (group.day, group.model) in moved:
         return OTHER_DAY
@@ -275,7 +277,7 @@ def _cause_of_tokens(sides: Sides, group: Group, moved: set[Place]) -> str:
     return cause_of([*guessed, *aside])
 
 
-def _calls_of(sides: Sides, group: Group, cause: str) -> int | None:
+def _calls_of(sides: Sides, group: ModelDay, cause: str) -> int | None:
     """Return how many calls unequal tokens concern, as far as the bill counts requests."""
     if cause in (ESTIMATED, UNMEASURED):
         return group.estimated + group.unmeasured
@@ -283,20 +285,24 @@ def _calls_of(sides: Sides, group: Group, cause: str) -> int | None:
 
 
 def _moved(sides: Sides) -> set[Place]:
-    """Return the places whose difference is that of an adjacent day with the opposite sign."""
+    """Return the places of adjacent days whose differences cancel each other out."""
     found: set[Place] = set()
-    for place, group in sorted(sides.groups.items()):
-        after = sides.groups.get((group.day + DAY, group.model))
-        if after is None or place in found or not any(group.more_tokens.values()):
-            continue
-        is_opposite = all(group.more_tokens[kind] == -after.more_tokens[kind] for kind in KINDS)
-        calls = (group.requests - group.calls) + (after.requests - after.calls)
-        if is_opposite and not (sides.has_requests and calls):
-            found |= {place, (after.day, after.model)}
+    for first, model in sorted(sides.groups):
+        run: list[Place] = []
+        total = Counter[str]()
+        while (place := (first + len(run) * DAY, model)) in sides.groups and place not in found:
+            group = sides.groups[place]
+            if not any(group.more_tokens.values()):
+                break
+            run.append(place)
+            total.update(group.more_tokens)
+            total["requests"] += group.requests - group.calls if sides.has_requests else 0
+            if not any(total.values()):
+                found.update(run)
     return found
 
 
-def _rates(cell: Sequence[Group], list_prices: ListPrices, *, has_use: bool) -> Rates:
+def _rates(cell: Sequence[ModelDay], list_prices: ListPrices, *, has_use: bool) -> Rates:
     """Return picodollars per token of each model and kind in a cell, as the bill has them.
 
     Args:
@@ -305,7 +311,7 @@ def _rates(cell: Sequence[Group], list_prices: ListPrices, *, has_use: bool) -> 
         has_use: Whether the bill has the tokens of the day, also if there are none.
     """
     rates: Rates = {}
-    undivided: list[tuple[Group, Kind]] = []
+    undivided: list[tuple[ModelDay, Kind]] = []
     rest = Fraction(0)
     for group in cell:
         rest += Fraction(group.paid)
@@ -322,8 +328,8 @@ def _rates(cell: Sequence[Group], list_prices: ListPrices, *, has_use: bool) -> 
 
 
 def _rates_of_rest(
-    cell: Sequence[Group],
-    undivided: Sequence[tuple[Group, Kind]],
+    cell: Sequence[ModelDay],
+    undivided: Sequence[tuple[ModelDay, Kind]],
     paid: Fraction,
     list_prices: ListPrices,
     *,
@@ -356,7 +362,7 @@ def _rates_of_rest(
     return rates
 
 
-def _weights(cell: Sequence[Group], list_prices: ListPrices) -> Rates:
+def _weights(cell: Sequence[ModelDay], list_prices: ListPrices) -> Rates:
     listed = {
         group.model: None if group.listed_as is None else list_prices(*group.listed_as)
         for group in cell

@@ -23,9 +23,16 @@ from otel_limits.audit.bill_parts import (
     label_of,
     merged,
 )
-from otel_limits.audit.bill_sides import ModelDay, Sides, cost_cells, side_by_side
+from otel_limits.audit.bill_sides import (
+    ModelDay,
+    Sides,
+    cost_cells,
+    models_of_gateways,
+    side_by_side,
+)
 from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
 from otel_limits.audit.bills.known_bills import read_bills
+from otel_limits.audit.charts import bill_charts
 from otel_limits.audit.formatting import money
 from otel_limits.audit.parsing import to_microseconds
 from otel_limits.core.errors import LedgerError
@@ -59,8 +66,9 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             "all days of the bills."
         )
     costs, tokens, parts, owners, sentences = [], [], [], [], []
+    passed_on = models_of_gateways(found)
     for bill in found:
-        sides = _sides(inquiry, bill)
+        sides = _sides(inquiry, bill, passed_on)
         divided = _divided(sides)
         title = bill.reader.title
         costs += [(title, *row) for row in _cost_rows(sides, divided, tolerance)]
@@ -87,6 +95,7 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             if each or compared.get(name)
             for note in [NOTES.get(name, "")]
         ],
+        charts=bill_charts(costs, parts) if inquiry.has_charts else (),
         summary=" ".join(sentences),
         status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
     )
@@ -127,14 +136,14 @@ def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
     return f"ledger {inquiry.ledger}, against {'; '.join(compared)}; tolerance {tolerance:.2%}"
 
 
-def _sides(inquiry: AuditQuery, bill: Bill) -> Sides:
+def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
     from otel_limits.ledger.billed_calls import recorded_calls
 
     days = bill.used_days | bill.cost_days
     since_us, until_us = _bounds(min(days), max(days), bill)
     selection = replace(inquiry.selection, since_us=since_us, until_us=until_us, zone=bill.zone)
     calls = recorded_calls(inquiry.connection, selection, by_size=bill.has_calls)
-    return side_by_side(bill, inquiry.work.through(calls))
+    return side_by_side(bill, inquiry.work.through(calls), passed_on)
 
 
 def _divided(sides: Sides) -> list[DifferencePart]:
@@ -285,310 +294,6 @@ def _sentence(sides: Sides, parts: Iterable[DifferencePart]) -> str:
 
 
 def _of_costs(sides: Sides, parts: Iterable[DifferencePart]) -> str:
-    cells = list(cost_cells(sides))
-    recorded = dollars(sum(group.pico for cell in cells for group in cell)) or NO_COST
-    difference = difference_of(group for cell in cells for group in cell)
-    by_cause: defaultdict[str, Decimal] = defaultdict(Decimal)
-    for part in parts:
-        by_cause[part.cause] = EXACT.add(by_cause[part.cause], part.cost)
-    unexplained = by_cause.pop(UNEXPLAINED, NO_COST)
-    in_order = sorted(by_cause.items(), key=lambda item: (-abs(item[1]), item[0]))
-    found = [f"{cause} {money(cost)}" for cause, cost in in_order if cost]
-    return (
-        f"{sides.bill.reader.title}: {money(EXACT.add(recorded, difference))} billed, "
-        f"{money(recorded)} in the ledger. Difference {money(difference)}: "
-        f"{', '.join([*found, f'unexplained {money(unexplained)}'])}."
-    )
-
-
-def _of_tokens(sides: Sides) -> str:
-    billed = sum(sum(group.billed.values()) for group in sides.groups.values())
-    recorded = sum(sum(group.recorded.values()) for group in sides.groups.values())
-    return (
-        f"{sides.bill.reader.title}: {billed:,} tokens billed, {recorded:,} in the ledger. "
-        f"{NO_COSTS_NOTE}"
-    )
-"""The ledger against the bills of vendors and gateways, by day and model."""
-
-from __future__ import annotations
-
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from fractions import Fraction
-from functools import cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-from otel_limits.audit.answer import Answer, Table
-from otel_limits.audit.bill_columns import BILL_TABLES, NO_COSTS_NOTE, NOTES, TITLES
-from otel_limits.audit.bill_matching import CallMatching
-from otel_limits.audit.bill_parts import (
-    ROUNDING,
-    UNEXPLAINED,
-    Part,
-    difference_of,
-    label_of,
-    merged,
-)
-from otel_limits.audit.bill_sides import Group, Sides, cost_cells, models_of_gateways, side_by_side
-from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
-from otel_limits.audit.bills.known_bills import read_bills
-from otel_limits.audit.charts import bill_charts
-from otel_limits.audit.formatting import money
-from otel_limits.audit.parsing import to_microseconds
-from otel_limits.core.errors import LedgerError
-from otel_limits.core.terms import BillableCall
-from otel_limits.core.usage import EXACT, NO_COST, Usage
-from otel_limits.core.wording import pluralize
-from otel_limits.ledger.rows import dollars
-
-if TYPE_CHECKING:
-    from otel_limits.audit.bills.bill import Bill, Kind
-    from otel_limits.audit.question import AuditQuery
-    from otel_limits.ledger.selection import Selection
-
-DAY: Final = timedelta(days=1)
-
-
-def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float) -> Answer:
-    """Compare cost and tokens per day and model, and divide each difference by its cause.
-
-    Raises:
-        LedgerError: A file is not a whole bill, or none has a day of the window.
-        ConfigurationError: The policy file, which has prices, contains mistakes.
-    """
-    bills = [_within(bill, inquiry.selection) for bill in read_bills(files)]
-    found = [bill for bill in bills if bill.used_days or bill.cost_days]
-    if not found:
-        raise LedgerError(
-            "The bills have no whole day between --since and --until. Leave out both to compare "
-            "all days of the bills."
-        )
-    costs, tokens, parts, owners, sentences = [], [], [], [], []
-    passed_on = models_of_gateways(found)
-    for bill in found:
-        sides = _sides(inquiry, bill, passed_on)
-        divided = _divided(sides)
-        title = bill.reader.title
-        costs += [(title, *row) for row in _cost_rows(sides, divided, tolerance)]
-        tokens += [(title, *row) for row in _token_rows(sides, tolerance)]
-        parts += [
-            (title, str(each.day), each.model, each.cause, each.calls, each.tokens, each.cost)
-            for each in divided
-        ]
-        owners += [(title, *row) for row in _owner_rows(sides)]
-        sentences.append(_sentence(sides, divided))
-    rows = {"bill_cost": costs, "bill_tokens": tokens, "bill_parts": parts, "bill_owners": owners}
-    compared = {
-        "bill_cost": any(bill.cost_days for bill in found),
-        "bill_tokens": any(bill.used_days for bill in found),
-    }
-    return Answer(
-        question="reconcile",
-        title="Ledger and bill",
-        about=_about(inquiry, found, tolerance),
-        tables=[
-            Table(name=name, title=TITLES[name], columns=BILL_TABLES[name], rows=each, note=note)
-            for name, each in rows.items()
-            if each or compared.get(name)
-            for note in [NOTES.get(name, "")]
-        ],
-        charts=bill_charts(costs, parts) if inquiry.has_charts else (),
-        summary=" ".join(sentences),
-        status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
-    )
-
-
-def _within(bill: Bill, selection: Selection) -> Bill:
-    """Return the whole days of a bill within the window."""
-
-    def is_within(day: date) -> bool:
-        begin, end = _bounds(day, day, bill)
-        since, until = selection.since_us, selection.until_us
-        return (since is None or begin >= since) and (until is None or end <= until)
-
-    return replace(
-        bill,
-        rows=[row for row in bill.rows if is_within(row.day)],
-        used_days=frozenset(filter(is_within, bill.used_days)),
-        cost_days=frozenset(filter(is_within, bill.cost_days)),
-    )
-
-
-def _bounds(first: date, last: date, bill: Bill) -> tuple[int, int]:
-    """Return when days begin and end, in microseconds."""
-    begin = datetime.combine(first, time(), bill.zone)
-    end = datetime.combine(last, time(), bill.zone) + DAY
-    return to_microseconds(begin), to_microseconds(end)
-
-
-def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
-    compared = []
-    for bill in bills:
-        days = bill.used_days | bill.cost_days
-        compared.append(
-            f"{bill.reader.title}'s bill ({', '.join(bill.files)}) of {min(days)} to {max(days)}, "
-            f"days of {bill.zone}"
-        )
-    return f"ledger {inquiry.ledger}, against {'; '.join(compared)}; tolerance {tolerance:.2%}"
-
-
-def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
-    from otel_limits.ledger.billed_calls import recorded_calls
-
-    days = bill.used_days | bill.cost_days
-    since_us, until_us = _bounds(min(days), max(days), bill)
-    selection = replace(inquiry.selection, since_us=since_us, until_us=until_us, zone=bill.zone)
-    calls = recorded_calls(inquiry.connection, selection, by_size=bill.has_calls)
-    return side_by_side(bill, inquiry.work.through(calls), passed_on)
-
-
-def _divided(sides: Sides) -> list[Part]:
-    """Divide all differences into parts, including those without a cause."""
-    known = list(
-        CallMatching(sides).parts() if sides.bill.has_calls else parts_by_sum(sides, _list_prices())
-    )
-    return merged([*known, *_rest(sides, known)])
-
-
-def _rest(sides: Sides, known: Sequence[Part]) -> Iterator[Part]:
-    """Yield the parts without a cause: rounding, or unexplained."""
-    tokens: defaultdict[tuple[date, str], int] = defaultdict(int)
-    costs: defaultdict[tuple[date, str], Decimal] = defaultdict(Decimal)
-    for part in known:
-        tokens[part.day, part.model] += part.tokens
-        costs[part.day, part.model] = EXACT.add(costs[part.day, part.model], part.cost)
-    for place, group in sorted(sides.groups.items()):
-        if group.day in sides.bill.used_days:
-            rest = sum(group.more_tokens.values()) - tokens[place]
-            yield Part(day=group.day, model=group.model, cause=UNEXPLAINED, tokens=rest)
-    for cell in cost_cells(sides):
-        cost = difference_of(cell)
-        for group in cell:
-            cost = EXACT.subtract(cost, costs[group.day, group.model])
-        cause = ROUNDING if sides.may_be_rounding(cost, cell) else UNEXPLAINED
-        yield Part(day=cell[0].day, model=label_of(cell), cause=cause, cost=cost)
-
-
-def _list_prices() -> ListPrices:
-    """Return how to look up the rates of a model, for amounts that are for all its tokens."""
-    from otel_limits.core.pricing import Prices
-    from otel_limits.settings.policy.file import valid_document
-
-    # Most bills have amounts by kind of tokens, and need no list.
-    prices = cache(lambda: Prices(valid_document().price_list()))
-
-    def listed(model: str, vendor: str) -> Mapping[Kind, Fraction] | None:
-        usage = Usage(input=1, output=1)
-        rates = prices().quote(BillableCall(model=model, provider=vendor, usage=usage)).rates
-        if rates is None:
-            return None
-        read, written, _ = rates.cache_rates
-        by_kind: Mapping[Kind, Decimal] = {
-            "fresh": rates.input,
-            "cache_read": read,
-            "cache_write": written,
-            "output": rates.output,
-        }
-        return {kind: Fraction(rate) for kind, rate in by_kind.items()}
-
-    return listed
-
-
-def _cost_rows(sides: Sides, parts: Iterable[Part], tolerance: float) -> Iterator[tuple[Any, ...]]:
-    unexplained: defaultdict[tuple[date, str], Decimal] = defaultdict(Decimal)
-    for part in parts:
-        if part.cause == UNEXPLAINED:
-            place = (part.day, part.model)
-            unexplained[place] = EXACT.add(unexplained[place], part.cost)
-    for cell in cost_cells(sides):
-        difference = difference_of(cell)
-        recorded = dollars(sum(group.pico for group in cell)) or NO_COST
-        billed = EXACT.add(recorded, difference)
-        if not (recorded or billed):
-            continue
-        day, model = cell[0].day, label_of(cell)
-        share = _share(difference, recorded)
-        is_near = share <= tolerance or sides.may_be_rounding(difference, cell)
-        yield (
-            str(day),
-            model,
-            recorded,
-            billed,
-            difference,
-            share,
-            unexplained[day, model],
-            "yes" if is_near else "no",
-        )
-
-
-def _share(difference: Decimal | int, ledger: Decimal | int) -> float:
-    return float(abs(difference) / ledger) if ledger else float(bool(difference))
-
-
-def _token_rows(sides: Sides, tolerance: float) -> Iterator[tuple[Any, ...]]:
-    for _, group in sorted(sides.groups.items()):
-        if group.day not in sides.bill.used_days:
-            continue
-        for measure, recorded, billed in _figures(sides, group):
-            difference = billed - recorded
-            share = _share(difference, recorded)
-            if recorded or billed:
-                near = "yes" if share <= tolerance else "no"
-                day = str(group.day)
-                yield day, group.model, measure, recorded, billed, difference, share, near
-
-
-def _figures(sides: Sides, group: Group) -> Iterator[tuple[str, int, int]]:
-    ours, theirs = group.recorded, group.billed
-    if sides.has_requests:
-        yield "requests", group.calls, group.requests
-    yield "input tokens", *(sum(each.values()) - each["output"] for each in (ours, theirs))
-    yield "output tokens", ours["output"], theirs["output"]
-    if sides.has_cache_reads:
-        yield "cached input tokens", ours["cache_read"], theirs["cache_read"]
-    if sides.has_cache_writes:
-        yield "cache write tokens", ours["cache_write"], theirs["cache_write"]
-
-
-def _owner_rows(sides: Sides) -> list[tuple[Any, ...]]:
-    """Add up the bill by owner, the costliest first."""
-    sums: dict[str, Group] = {}
-    for _, row in sides.rows:
-        if row.owner:
-            group = sums.setdefault(row.owner, Group(row.day, row.owner))
-            group.add_row(row, sides.tokens_of(row), sides.bill.reader.vendor)
-    in_order = sorted(sums.items(), key=lambda item: (-item[1].paid, item[0]))
-    has_cost = bool(sides.bill.cost_days)
-    return [
-        (
-            owner,
-            group.requests if sides.has_requests else None,
-            sum(group.billed.values()),
-            group.paid if has_cost else None,
-        )
-        for owner, group in in_order
-    ]
-
-
-def _sentence(sides: Sides, parts: Iterable[Part]) -> str:
-    """Summarize a comparison: what is billed and recorded, and why they differ."""
-    sentences = [_of_costs(sides, parts) if sides.bill.cost_days else _of_tokens(sides)]
-    if sides.scope:
-        sentences.append(sides.scope)
-    if sides.logged:
-        logged = sum(each.calls for _, each in sides.logged)
-        sentences.append(
-            f"{pluralize(logged, 'call')} in the ledger came from this log by ledger import, and "
-            "cannot confirm it."
-        )
-    return " ".join(sentences)
-
-
-def _of_costs(sides: Sides, parts: Iterable[Part]) -> str:
     cells = list(cost_cells(sides))
     recorded = dollars(sum(group.pico for cell in cells for group in cell)) or NO_COST
     difference = difference_of(group for cell in cells for group in cell)
