@@ -244,5 +244,5 @@ def write() -> None:
         "stated-costs": stated_costs_tables,
         "price-lists": price_lists_table,
     }
-    for page in (README, *PAGES):
+    for page in (README, INDEX, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")

@@ -99,8 +99,7 @@ def spend(
         about=inquiry.about,
         tables=[
             spend_table(inquiry, rows, by, total, top=top, uses=uses),
-            *([outcomes] if outcomes is not None else []),
-            *([differences] if differences is not None else []),
+            *(each for each in (outcomes, uncounted, differences) if each is not None),
         ],
         charts=[] if is_recorded else overview(inquiry),
         totals=_totals(total, ended),
@@ -267,11 +266,12 @@ SPEND: Final = Question(
     tables={
         "spend": FIGURES,
         "outcomes": OUTCOMES,
+        "uncounted": UNCOUNTED,
         "differences": DIFFERENCES,
         "changes": CHANGES,
     },
     more={"spend": TOOL_FIGURES},
-    optional=frozenset({"spend", "outcomes", "differences", "changes"}),
+    optional=frozenset({"spend", "outcomes", "uncounted", "differences", "changes"}),
     has_forecast=True,
     options=(
         Option(

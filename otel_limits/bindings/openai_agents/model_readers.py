@@ -177,12 +177,29 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 # --- the response ---------------------------------------------------------------------------------
 
 
-def usage_of(response: Any, model: str) -> UsageRecord:
-    """Return the usage that a response of a model reports."""
-    told = {} if response.usage is None else _as_sent(response, response.usage)
+def with_raw_usage(settings: Any, model: Any) -> Any:
+    """Return the settings of a request with which the SDK keeps the vendor's usage."""
+    is_known = _provider_of_class(type(model)) is not None
+    if not is_known or getattr(
+        settings, "preserve_raw_usage", True
+    ):  # older ones have no such field
+        return settings
+    return replace(settings, preserve_raw_usage=True)
+
+
+def usage_of(response: Any, model: str, raw: object = None) -> UsageRecord:
+    """Return the usage that a response of a model reports.
+
+    Args:
+        response: The response.
+        model: The model's ID.
+        raw: The vendor's usage, if the SDK has kept it.
+    """
+    usage = response.usage
+    told = {} if usage is None else _as_sent(response, usage)
     if not any(map(told.get, SUMS)):  # where a vendor reports none, the SDK writes zeros
         told = {name: told[name] for name in told if name not in SUMS}
-    return record_of_usage(told, USAGE, model)
+    return completed_by(completed_by(record_of_usage(told, USAGE, model), usage), raw)
 
 
 def _as_sent(response: Any, usage: Any) -> dict[str, Any]:
