@@ -60,6 +60,7 @@ STEPS: Final[Mapping[str, Callable[[], None]]] = {
     "dashboards": generate_dashboards,
     "schema": policy_schema.write,
     "tables": readme.write,
+    "vendors": readme.write_vendors,
     "launchers": generate_launchers,
     "frameworks": generate_frameworks,
     "images": generate_images,

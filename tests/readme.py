@@ -236,13 +236,18 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
     return text
 
 
-def write() -> None:
-    """Write the tables of all pages."""
-    tables = {
-        **TABLES,
-        "vendors": vendors_table,
-        "stated-costs": stated_costs_tables,
-        "price-lists": price_lists_table,
-    }
+def write(tables: Mapping[str, Callable[[], str]] = TABLES) -> None:
+    """Write tables of all pages."""
     for page in (README, INDEX, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+def write_vendors() -> None:
+    """Write the tables that are measured against servers of each vendor; some minutes."""
+    write(
+        {
+            "vendors": vendors_table,
+            "stated-costs": stated_costs_tables,
+            "price-lists": price_lists_table,
+        }
+    )
