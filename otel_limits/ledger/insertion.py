@@ -24,7 +24,10 @@ from otel_limits.ledger.rows import (
     Rows,
 )
 from otel_limits.ledger.schema import (
+    CALLS,
     INVOCATION_TABLE,
+    IS_IMPORTED,
+    IS_TOTAL,
     MAINTENANCE_TABLE,
     MODEL_CALL_TABLE,
     RUNS,
@@ -62,6 +65,7 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
         for table in TABLES
         if of_table[table.name]
     }
+    recount(connection, _delete_totals(connection, of_table[MODEL_CALLS]))
     recount(connection, [row["id"] for row in of_table[RECOUNTS]])
     ended = [row["id"] for row in of_table[INVOCATIONS] if row["ended_us"] is not None]
     recount(connection, with_later_calls(connection, ended))
@@ -76,10 +80,23 @@ def _delete(connection: sa.Connection, row: Row) -> None:
     """Delete what a ledger has of a span that is now known to be the sum of other calls."""
     for table in (MODEL_CALL_TABLE, UNCOUNTED_TABLE):
         is_it = (table.c.trace_id == row["trace_id"]) & (table.c.span_id == row["span_id"])
-        if table is MODEL_CALL_TABLE:
-            # A literal: a database uses a partial index only for exactly its condition.
-            is_it &= table.c.source == sa.literal_column("'import'")
+        is_it &= IS_IMPORTED if table is MODEL_CALL_TABLE else sa.true()
         connection.execute(table.delete().where(is_it))
+
+
+def _delete_totals(connection: sa.Connection, calls: list[Row]) -> list[str]:
+    """Delete the totals of agents that have calls now, e.g. after a merge; return their IDs."""
+    ids = {row["invocation_id"] for row in calls if row["source"] == "import"}
+    if not ids:
+        return []
+    other = MODEL_CALL_TABLE.alias().c
+    is_other = (other.invocation_id == CALLS.invocation_id) & (other.span_id != CALLS.span_id)
+    is_replaced = IS_TOTAL & CALLS.invocation_id.in_(ids) & sa.exists().where(is_other)
+    found = list(connection.scalars(sa.select(CALLS.invocation_id).where(is_replaced)))
+    if found:
+        is_total = IS_TOTAL & CALLS.invocation_id.in_(found)
+        connection.execute(MODEL_CALL_TABLE.delete().where(is_total))
+    return found
 
 
 def _one_per_id(rows: list[Row], replaces: Callable[[Row, Row], bool]) -> list[Row]:

@@ -154,10 +154,16 @@ PROOF_INDEX: Final = sa.Index(
 )
 """Answers the sums of all calls, and of each open invocation, without touching the table."""
 
+IS_IMPORTED: Final = MODEL_CALL_TABLE.c.source == sa.literal_column("'import'")
+IS_TOTAL: Final = IS_IMPORTED & (
+    MODEL_CALL_TABLE.c.invocation_id
+    == MODEL_CALL_TABLE.c.trace_id.concat(MODEL_CALL_TABLE.c.span_id)
+)
+"""A call that is the total of an agent: its span is that of its invocation."""
 IS_OF_UNKNOWN_SIZE: Final = MODEL_CALL_TABLE.c.state.in_(
     [sa.literal_column(f"'{state}'") for state in UNKNOWN_SIZE]
 )
-"""Literals: a database uses a partial index only for exactly its condition."""
+"""Literals, also above: a database uses a partial index only for exactly its condition."""
 
 PARTIAL_INDEXES: Final = (
     """

@@ -20,6 +20,8 @@ from otel_limits.ledger.rows import portions
 from otel_limits.ledger.schema import (
     CALLS,
     INVOCATION_TABLE,
+    IS_IMPORTED,
+    IS_TOTAL,
     MODEL_CALL_TABLE,
     RUNS,
     UNCOUNTED_TABLE,
@@ -107,11 +109,6 @@ class StoredTraces:
     """Their invocations, if the import has the span."""
     times: dict[str, Times] = field(default_factory=dict)
     """The times of the other ones, by trace."""
-
-
-# A literal: a database uses a partial index only for exactly its condition.
-IS_IMPORTED: Final = CALLS.source == sa.literal_column("'import'")
-IS_TOTAL: Final = IS_IMPORTED & (CALLS.invocation_id == CALLS.trace_id.concat(CALLS.span_id))
 
 
 def stored_traces(database: Database, traces: Traces) -> StoredTraces:

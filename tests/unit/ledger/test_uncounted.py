@@ -183,6 +183,27 @@ def test_calls_of_uncounted_tokens_explain_them(
     assert "uncounted" not in spent(capsys)
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_total_gives_way_to_calls_of_another_ledger(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_first: bool,
+) -> None:
+    """In either direction of the merge, whose totals of invocations still match."""
+    places = [str(ledger.path), f"{tmp_path}/other.db"]
+    for place, lines in zip(places, (TOTAL, [agent(A), *LATER]), strict=True):
+        monkeypatch.setenv("OTEL_LIMITS_LEDGER", place)
+        imported(tmp_path, lines)
+    source, target = places if is_first else reversed(places)
+    for _ in range(2):
+        assert main(["ledger", "merge", source, "--into", target]) == 0
+        assert spent(capsys, "--ledger", target)["totals"]["spend"]["tokens"] == 550
+    assert main(["audit", "verify", "--ledger", target]) == 0
+
+
 def test_uncounted_tokens_are_kept_like_other_rows(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
