@@ -27,6 +27,7 @@ INPUT: Final = "gen_ai.usage.input_tokens"
 OUTPUT: Final = "gen_ai.usage.output_tokens"
 CACHE_READ: Final = "gen_ai.usage.cache_read.input_tokens"
 CACHE_WRITE: Final = "gen_ai.usage.cache_creation.input_tokens"
+GEMINI: Final = "gemini.usage_metadata."
 TIER: Final = "gen_ai.response.service_tier"
 
 
@@ -44,7 +45,7 @@ class CodingAgent:
     identity: str | None
     """An attribute that identifies the call; without one, its session and its time do."""
     counts: Mapping[str, str]
-    """Attributes with tokens, as OpenTelemetry calls them."""
+    """Attributes with tokens, as OpenTelemetry or the vendor calls them."""
     is_input_uncached: bool
     """Whether its input leaves out what was read from the cache and written to it."""
 
@@ -81,6 +82,25 @@ AGENTS: Final = (
             "input_token_count": INPUT,
             "output_token_count": OUTPUT,
             "cached_token_count": CACHE_READ,
+        },
+        is_input_uncached=False,
+    ),
+    # google-gemini/gemini-cli, packages/core/src/telemetry/types.ts, `ApiResponseEvent`, read
+    # 2026-11-29. Its counts are those of Gemini's API, with its meaning.
+    CodingAgent(
+        name="gemini-cli",
+        provider="gcp.gemini",
+        events=frozenset({"gemini_cli.api_response"}),
+        kind=None,
+        session="session.id",
+        identity=None,
+        counts={
+            "input_token_count": f"{GEMINI}prompt_token_count",
+            "output_token_count": f"{GEMINI}candidates_token_count",
+            "cached_content_token_count": f"{GEMINI}cached_content_token_count",
+            "thoughts_token_count": f"{GEMINI}thoughts_token_count",
+            "tool_token_count": f"{GEMINI}tool_use_prompt_token_count",
+            "total_token_count": f"{GEMINI}total_token_count",
         },
         is_input_uncached=False,
     ),
@@ -144,7 +164,7 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
 def _usage(agent: CodingAgent, said: Mapping[str, Any]) -> dict[str, int | None]:
     """Return the tokens of a call; as OpenTelemetry defines it, input includes cached input."""
     usage = {ours: _count(said.get(theirs)) for theirs, ours in agent.counts.items()}
-    sent = usage[INPUT]
+    sent = usage.get(INPUT)
     if agent.is_input_uncached and sent is not None:
         usage[INPUT] = sent + (usage[CACHE_READ] or 0) + (usage[CACHE_WRITE] or 0)
     return usage

@@ -86,9 +86,9 @@ NO_AGENT: Final = "(no agent)"
 
 NO_CALL: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
-    "openinference.span.kind, llm.request.type or langfuse.observation.type, or two of these: a "
-    "model, usage, and a name like `chat`. Metrics contain none, and logs those of Claude Code, "
-    "Codex and LiteLLM."
+    "openinference.span.kind, llm.request.type, langfuse.observation.type, mlflow.spanType or "
+    "genkit:metadata:subtype, or two of these: a model, usage, and a name like `chat`. Metrics "
+    "contain none, and logs those of Claude Code, Codex and Gemini CLI."
 )
 
 

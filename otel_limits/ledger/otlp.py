@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,7 @@ def read_spans(document: JsonDocument, keys: Sequence[str]) -> DocumentSpans:
                     else:
                         unfinished += 1
     except (
-        ArithmeticError, AttributeError, KeyError, TypeError, RecursionError, binascii.Error,
+        ArithmeticError, AttributeError, KeyError, TypeError, RecursionError,
     ) as error:  # fmt: skip
         raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
     return DocumentSpans(spans, unfinished)
@@ -257,10 +258,11 @@ def _identity(text: str, size: int) -> str:
     """Return an ID in hexadecimal; some exporters write base64, as in other OTLP fields."""
     if re.fullmatch(rf"[0-9a-fA-F]{{{2 * size}}}", text):
         return text.lower()
-    raw = base64.b64decode(text, validate=True)
-    if len(raw) != size:
-        raise ValueError(f"{text!r} is not an id of {size} bytes.")
-    return raw.hex()
+    with contextlib.suppress(binascii.Error):
+        raw = base64.b64decode(text, validate=True)
+        if len(raw) == size:
+            return raw.hex()
+    raise ValueError(f"{text!r} is not an ID of {size} bytes.")
 
 
 def _finish_reason(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:

@@ -60,12 +60,22 @@ def resource_spans(document: Node) -> Sequence[Node]:
         return batches
     if "scopeSpans" in document:  # Java's OtlpJsonLoggingSpanExporter
         return [document]
-    if "context" in document and "start_time" in document:
-        return [in_scope("", [_of_console(document)])]
-    traces = document.get("data", [document])
-    if isinstance(traces, list) and traces and all("spans" in trace for trace in traces):
-        return [_of_jaeger(span) for trace in traces for span in trace["spans"]]
+    held = document.get("data", document)  # answers of Jaeger and Phoenix, files of MLflow
+    listed = held if isinstance(held, list) else [held]
+    spans = [span for each in listed for span in each.get("spans", [each])]
+    found = [_of_span(span) for span in spans]
+    if found and None not in found:
+        return [each for each in found if each is not None]
     raise ValueError(f"It has none of {', '.join(SIGNALS)}, but keys {', '.join(document)}.")
+
+
+def _of_span(span: Node) -> Node | None:
+    """Return resource spans with a span of a known form."""
+    if "context" in span and "start_time" in span:
+        return in_scope("", [_of_console(span)])
+    if "start_time_unix_nano" in span:
+        return in_scope("", [_of_mlflow(span)])
+    return _of_jaeger(span) if "traceID" in span else None
 
 
 def _renamed(node: Any) -> Any:
@@ -85,8 +95,12 @@ def _renamed(node: Any) -> Any:
 
 
 def _of_console(span: Node) -> Node:
-    """Return a span that Python's `ConsoleSpanExporter` has written. It writes no scope."""
+    """Return a span that Python's `ConsoleSpanExporter` has written. It writes no scope.
+
+    Those of Phoenix's API and of MLflow 2 have the same form, but for the place of the status.
+    """
     context, parent = span["context"], span.get("parent_id")
+    code = span.get("status", {}).get("status_code") or span.get("status_code", "UNSET")
     return {
         "traceId": context["trace_id"].removeprefix("0x"),
         "spanId": context["span_id"].removeprefix("0x"),
@@ -94,13 +108,33 @@ def _of_console(span: Node) -> Node:
         "name": span.get("name", ""),
         "startTimeUnixNano": nanoseconds(span["start_time"]),
         "endTimeUnixNano": span.get("end_time") and nanoseconds(span["end_time"]),
-        "status": {"code": f"STATUS_CODE_{span.get('status', {}).get('status_code', 'UNSET')}"},
+        "status": {"code": f"STATUS_CODE_{code}"},
         "attributes": attributes_of(span.get("attributes") or {}),
-        "events": [
-            {**event, "attributes": attributes_of(event.get("attributes") or {})}
-            for event in span.get("events") or ()
-        ],
+        "events": _events_of(span),
     }
+
+
+def _of_mlflow(span: Node) -> Node:
+    """Return a span of MLflow 3: entities/span.py, Span.to_dict."""
+    return {
+        "traceId": span["trace_id"],
+        "spanId": span["span_id"],
+        "parentSpanId": span.get("parent_span_id"),
+        "name": span.get("name", ""),
+        "startTimeUnixNano": span["start_time_unix_nano"],
+        "endTimeUnixNano": span.get("end_time_unix_nano"),
+        "status": span.get("status") or {},
+        "attributes": attributes_of(span.get("attributes") or {}),
+        "events": _events_of(span),
+    }
+
+
+def _events_of(span: Node) -> list[Node]:
+    """Return the events of a span whose attributes are plain values."""
+    return [
+        {**event, "attributes": attributes_of(event.get("attributes") or {})}
+        for event in span.get("events") or ()
+    ]
 
 
 def _of_jaeger(span: Node) -> Node:
@@ -174,8 +208,10 @@ def _value(value: Any) -> Node:
     return {} if value is None else {"stringValue": str(value)}
 
 
-def nanoseconds(time: str) -> int:
-    """Return a time in ISO 8601 as nanoseconds since 1970."""
+def nanoseconds(time: str | int) -> int:
+    """Return a time in ISO 8601 as nanoseconds since 1970, in which it may be written already."""
+    if isinstance(time, int):
+        return time
     # Python 3.10 does not read the letter.
     since = datetime.fromisoformat(time.replace("Z", "+00:00")) - EPOCH
     microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

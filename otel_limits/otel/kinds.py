@@ -62,6 +62,13 @@ MARKS: Final[Sequence[tuple[str, Mapping[str, OperationKind]]]] = (
     (REQUEST_TYPE, {"chat": "model call", "completion": "model call"}),
     # langfuse, _client/constants.py, ObservationTypeLiteral.
     (LANGFUSE, {"generation": "model call", "agent": "agent", "tool": "tool"}),
+    # mlflow, entities/span.py, SpanType; its values are JSON.
+    (
+        "mlflow.spanType",
+        {"CHAT_MODEL": "model call", "LLM": "model call", "AGENT": "agent", "TOOL": "tool"},
+    ),
+    # genkit, js/core/src/action.ts: the type of an action.
+    ("genkit:metadata:subtype", {"model": "model call", "tool": "tool"}),
 )
 """Attributes with the kind of a span, in order of precedence."""
 
@@ -72,9 +79,18 @@ MODELS: Final = (
     "langfuse.observation.model.name",
     "gen_ai.response.model",
     "llm.response.model",
+    "mlflow.llm.model",
+    "genkit:name",
+    "model",  # MLflow, which records the arguments of OpenAI's client by their names
 )
 # The second is the name before version 1.37 of the conventions.
-PROVIDERS: Final = ("gen_ai.provider.name", "gen_ai.system", "llm.provider", "llm.system")
+PROVIDERS: Final = (
+    "gen_ai.provider.name",
+    "gen_ai.system",
+    "llm.provider",
+    "llm.system",
+    "mlflow.llm.provider",
+)
 RESPONSE_IDS: Final = ("gen_ai.response.id", "llm.response.id")
 AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "traceloop.entity.name")
 TIERS: Final = (
@@ -90,6 +106,9 @@ ADDRESS: Final = "server.address"
 REGION: Final = "aws.region"
 """Where a call was sent. `cloud.region` is that of the caller."""
 
+QUOTE: Final = '"'
+"""Around a text that is written as JSON."""
+
 ENDS: Final = ("", ".", "_", "/", " ")
 """Characters that may follow an operation: Semantic Kernel's is `chat.completions`."""
 
@@ -104,7 +123,7 @@ def kind_of(attributes: Mapping[str, Any], name: str) -> OperationKind:
             found = (
                 _operation_of(str(said), kinds)
                 if mark == semconv.OPERATION
-                else kinds.get(str(said))
+                else kinds.get(str(said).strip(QUOTE))
             )
             return found or _unknown_operation(attributes, is_operation=mark == semconv.OPERATION)
     # Two of three signs: any span may be named `chat`, or have the name of a model.
@@ -138,12 +157,12 @@ def first_text(attributes: Mapping[str, Any], names: Sequence[str]) -> str | Non
 
 def model_of(attributes: Mapping[str, Any]) -> str:
     """Return the ID of the requested model, or `unknown`."""
-    return first_text(attributes, MODELS) or "unknown"
+    return (first_text(attributes, MODELS) or "unknown").strip(QUOTE)
 
 
 def provider_of(attributes: Mapping[str, Any]) -> str:
     """Return the provider, or `unknown`."""
-    return first_text(attributes, PROVIDERS) or "unknown"
+    return (first_text(attributes, PROVIDERS) or "unknown").strip(QUOTE)
 
 
 def terms_of(attributes: Mapping[str, Any], answered: str | None) -> PricingTerms:

@@ -30,6 +30,9 @@ from otel_limits.vendors.vendor import Rest, UsageRule
 MAX_DEPTH: Final = 5
 """Maximum nesting of a count; the deepest known one is three levels down."""
 
+NESTED: Final = 2
+"""Objects around a usage in a response: itself, and the part of a vendor."""
+
 REMEMBERED: Final = 4_096
 """Cached names of span attributes."""
 
@@ -59,6 +62,8 @@ class FieldNames(NamedTuple):
 
     prefixes: tuple[str, ...]
     """Prefixes of span attributes about usage."""
+    responses: tuple[str, ...]
+    """Span attributes with a whole response as JSON."""
     namespaces: frozenset[str]
     """Words before the name of a count that is in no usage."""
     conventional: frozenset[str]
@@ -77,6 +82,7 @@ def field_names() -> FieldNames:
     known = facts("usage/fields.yaml")
     return FieldNames(
         prefixes=tuple(known["prefixes"]),
+        responses=tuple(known["responses"]),
         namespaces=frozenset(known["namespaces"]),
         conventional=frozenset(known["conventional"]),
         scopes={scope: UsageRule(**rule) for scope, rule in known["scopes"].items()},
@@ -209,8 +215,28 @@ def is_usage(name: str) -> bool:
 
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the span attributes that are about usage."""
-    return {name: value for name, value in attributes.items() if within_usage(name) is not None}
+    """Return the span attributes that are about usage, and the usages in whole responses."""
+    said = {name: value for name, value in attributes.items() if _in_usage(name) is not None}
+    for name in field_names().responses:
+        if name in attributes:
+            said.update(_usages_in(name, _parsed_response(attributes[name])))
+    return said
+
+
+def _parsed_response(text: object) -> object:
+    with contextlib.suppress(ValueError, RecursionError):
+        return json.loads(text) if isinstance(text, str) else text
+    return None  # it may be cut off
+
+
+def _usages_in(name: str, value: object, depth: int = NESTED) -> dict[str, Any]:
+    """Return the usages of a response, next to its text, or within the part of a vendor."""
+    found: dict[str, Any] = {}
+    for key, held in value.items() if isinstance(value, dict) and depth else ():
+        if " ".join(words_of(key)) in USAGES:
+            return {f"{name}.{key}": held}
+        found |= _usages_in(f"{name}.{key}", held, depth - 1)
+    return found
 
 
 # Cached, because an instrumentation uses the same names in every span.

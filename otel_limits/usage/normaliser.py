@@ -318,6 +318,7 @@ def _placement(found: Fields, rule: UsageRule, cached: int, thoughts: int) -> Pl
     elif total is None or rule.total_repeats_cache:
         return by_rule
     else:
+        sent += found.count(words.TOOL_PROMPT) or 0
         return _by_total(rule, (sent, output, total), (cached, thoughts), by_rule)
     return by_rule
 

@@ -125,7 +125,7 @@ def meaning_of(path: str) -> Meaning | None:
     if len(path) > LONGEST:
         return None
     known, words = lexicon(), words_of(path)
-    if (exception := known.exceptions.get(" ".join(words))) is not None:
+    if (exception := _exception(words, known)) is not None:
         return exception
     if not known.innocent.isdisjoint(words):
         return None
@@ -141,6 +141,16 @@ def meaning_of(path: str) -> Meaning | None:
     if found is None:
         return Meaning(PART, is_certain=False) if is_unknown else None
     return found._replace(is_certain=found.is_certain and not is_unknown)
+
+
+def _exception(words: list[str], known: Lexicon) -> Meaning | None:
+    """Return the meaning of a name on the list, which may follow that of its usage."""
+    for start, word in enumerate(words):
+        if (found := known.exceptions.get(" ".join(words[start:]))) is not None:
+            return found
+        if known.words.get(word) not in ("neutral", "tokens"):
+            return None
+    return None
 
 
 def _unglued(word: str, known: Lexicon) -> list[str]:

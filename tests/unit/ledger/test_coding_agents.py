@@ -43,7 +43,22 @@ CODEX: dict[str, Any] = {
     "reasoning_token_count": 150,
     "tool_token_count": "3600",
 }
-BODIES = {"api_request": "claude_code.api_request", "codex.sse_event": ""}
+GEMINI: dict[str, Any] = {
+    "event.name": "gemini_cli.api_response",
+    "event.timestamp": "2026-03-01T12:00:05.250Z",
+    "session.id": "33f6",
+    "user.email": "joe@example.com",
+    "model": "gemini-2.5-pro",
+    "duration_ms": 1250,
+    "input_token_count": 3390,
+    "output_token_count": 50,
+    "cached_content_token_count": 3000,
+    "thoughts_token_count": 150,
+    "tool_token_count": 10,
+    "total_token_count": 3600,
+    "prompt_id": "7",
+}
+BODIES = {"api_request": "claude_code.api_request"}
 
 
 def record(said: dict[str, Any], **changes: object) -> dict[str, Any]:
@@ -51,7 +66,7 @@ def record(said: dict[str, Any], **changes: object) -> dict[str, Any]:
     said = {key: value for key, value in {**said, **changes}.items() if value is not None}
     return {
         "timeUnixNano": "1772366405250000000",
-        "body": {"stringValue": BODIES[said["event.name"]]},
+        "body": {"stringValue": BODIES.get(said["event.name"], "")},
         "attributes": [
             {"key": key, "value": {"stringValue" if isinstance(value, str) else "intValue": value}}
             for key, value in said.items()
@@ -75,8 +90,9 @@ NAMES = ("agent", "model", "provider", "state", "input_tokens", "output_tokens")
     [
         (CLAUDE, ("claude-code", "claude-sonnet-4-5-20250929", "anthropic", "measured", 3410, 200)),
         (CODEX, ("codex", "gpt-5", "openai", "measured", 3400, 200)),
+        (GEMINI, ("gemini-cli", "gemini-2.5-pro", "gcp.gemini", "measured", 3400, 200)),
     ],
-    ids=["Claude Code", "Codex"],
+    ids=["Claude Code", "Codex", "Gemini CLI"],
 )
 def test_call_in_log_counts_once(
     ledger: LedgerFile, tmp_path: Path, said: dict[str, Any], right: tuple[object, ...]
@@ -89,12 +105,14 @@ def test_call_in_log_counts_once(
     assert call["cache_read_tokens"] == 3000
     assert call["cache_write_tokens"] == (400 if said is CLAUDE else 0)
     # Per million tokens, 3 / 0.30 / 3.75 / 15 USD for Claude Sonnet 4.5, and 1.25 / 0.125 / 10 USD
-    # for GPT-5.
+    # for GPT-5 and Gemini 2.5 Pro.
     assert call["price_pico"] == (5_430_000_000 if said is CLAUDE else 2_875_000_000)
     assert main(["audit", "verify"]) == 0
 
 
-@pytest.mark.parametrize("said", [CLAUDE, CODEX], ids=["Claude Code", "Codex"])
+@pytest.mark.parametrize(
+    "said", [CLAUDE, CODEX, GEMINI], ids=["Claude Code", "Codex", "Gemini CLI"]
+)
 def test_session_is_one_invocation(
     ledger: LedgerFile, tmp_path: Path, said: dict[str, Any]
 ) -> None:
@@ -105,7 +123,7 @@ def test_session_is_one_invocation(
     first, second = sorted(ledger.invocations(), key=lambda row: -int(row["model_calls"]))
     assert (first["model_calls"], second["model_calls"]) == (2, 1)
     assert first["session_id"] == said.get("session.id", said.get("conversation.id"))
-    duration = 8 * 60 + 54.75 + (1.25 if said is CLAUDE else 0)
+    duration = 8 * 60 + 54.75 + (0 if said is CODEX else 1.25)
     assert (first["ended_us"] - first["started_us"]) / 1_000_000 == duration
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 from datetime import datetime, timezone
@@ -100,6 +101,34 @@ def console_span(name: str, span: str, parent: str | None, found: dict[str, Any]
     }
 
 
+def mlflow_span(name: str, span: str, parent: str | None, found: dict[str, Any]) -> dict[str, Any]:
+    """A span as MLflow 3 writes it."""
+    return {
+        "trace_id": encoded(TRACE),
+        "span_id": encoded(span),
+        "parent_span_id": encoded(parent or ""),
+        "name": name,
+        "start_time_unix_nano": START_US * 1000,
+        "end_time_unix_nano": (START_US + SECOND_US) * 1000,
+        "events": [],
+        "status": {"code": "STATUS_CODE_OK", "message": ""},
+        "attributes": {"mlflow.traceRequestId": '"tr-1"', **found},
+    }
+
+
+def encoded(identity: str) -> str:
+    """An ID in base64."""
+    return base64.b64encode(bytes.fromhex(identity)).decode()
+
+
+def numbered_span(
+    name: str, span: str, parent: str | None, found: dict[str, Any]
+) -> dict[str, Any]:
+    """A span as MLflow 2 writes it: as the console exporter, but with its times as numbers."""
+    times = {"start_time": START_US * 1000, "end_time": (START_US + SECOND_US) * 1000}
+    return {**console_span(name, span, parent, found), **times, "status_code": "OK", "status": {}}
+
+
 def over_lines(*documents: object) -> str:
     """Documents that are printed over several lines."""
     return "".join(json.dumps(each, indent=2) + "\n" for each in documents)
@@ -124,6 +153,11 @@ FORMS: dict[str, str | bytes] = {
     "Jaeger, a single trace": json.dumps(JAEGER),
     "Jaeger, third version": json.dumps({"result": WHOLE}),
     "console exporter": over_lines(*(console_span(*each) for each in SPANS)),
+    "Phoenix": json.dumps(
+        {"data": [{**console_span(*each), "status": {}} for each in SPANS], "next_cursor": None}
+    ),
+    "MLflow": over_lines({"info": {}, "data": {"spans": [mlflow_span(*each) for each in SPANS]}}),
+    "MLflow 2": json.dumps({"spans": [numbered_span(*each) for each in SPANS], "request": "{}"}),
     "Java's logging exporter": "".join(
         LOGGED.replace("{}", json.dumps(batch(each))) for each in OTLP
     ),

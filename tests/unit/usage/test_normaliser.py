@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 from typing import Any, get_args
 
@@ -213,6 +214,53 @@ def test_a_whole_response() -> None:
 
 
 SPANS: dict[str, tuple[str, dict[str, Any], Usage]] = {
+    "Vercel's AI SDK 7, with Anthropic's cache for an hour": (
+        "gen_ai",
+        {
+            "gen_ai.usage.input_tokens": 3_100,
+            "gen_ai.usage.output_tokens": 40,
+            "gen_ai.usage.cache_read.input_tokens": 2_000,
+            "gen_ai.usage.cache_creation.input_tokens": 1_000,
+            "ai.response.providerMetadata": json.dumps(
+                {
+                    "anthropic": {
+                        "usage": {
+                            "input_tokens": 100,
+                            "cache_creation": {"ephemeral_1h_input_tokens": 1_000},
+                        }
+                    }
+                }
+            ),
+            # The text of the model.
+            "ai.response.text": json.dumps({"usage": {"input_tokens": 9, "reasoning_tokens": 9}}),
+        },
+        Usage(input=3_100, output=40, cache_read=2_000, cache_write=1_000, cache_write_1h=1_000),
+    ),
+    "Genkit": (
+        "genkit-tracer",
+        {
+            "genkit:output": json.dumps(
+                {
+                    "message": {"role": "model", "content": [{"text": "no"}]},
+                    "usage": {"inputTokens": 210, "outputTokens": 40, "totalTokens": 250},
+                }
+            )
+        },
+        Usage(input=210, output=40),
+    ),
+    # Of the prompt for tools as many tokens are missing as of cached and reasoning tokens.
+    "Gemini's usage in a namespace": (
+        "any",
+        {
+            "acme.usage_metadata.prompt_token_count": 110,
+            "acme.usage_metadata.candidates_token_count": 50,
+            "acme.usage_metadata.cached_content_token_count": 30,
+            "acme.usage_metadata.thoughts_token_count": 20,
+            "acme.usage_metadata.tool_use_prompt_token_count": 10,
+            "acme.usage_metadata.total_token_count": 190,
+        },
+        Usage(input=120, output=70, cache_read=30, reasoning=20),
+    ),
     "Vercel's AI SDK 6": (
         "ai",
         {
