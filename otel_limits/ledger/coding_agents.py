@@ -146,6 +146,8 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
     call = {
         semconv.OPERATION: "chat",
         "gen_ai.provider.name": agent.provider,
+        # Claude Code may also write a span of the call.
+        "gen_ai.response.id": said.get(agent.identity or ""),
         semconv.REQUEST_MODEL: said.get("model"),
         # Fast mode has other prices.
         TIER: "fast" if said.get("speed") == "fast" else None,

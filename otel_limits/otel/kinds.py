@@ -92,6 +92,8 @@ PROVIDERS: Final = (
     "mlflow.llm.provider",
 )
 RESPONSE_IDS: Final = ("gen_ai.response.id", "llm.response.id")
+CLAUDE_CODE: Final = "com.anthropic.claude_code"
+"""Scope of the spans whose `request_id` is that of the vendor; in others, it may be any."""
 AGENT_NAMES: Final = (semconv.AGENT_NAME, "agent.name", "traceloop.entity.name")
 TIERS: Final = (
     "gen_ai.response.service_tier",  # LangSmith
@@ -246,7 +248,10 @@ def shown_call(
         model=model,
         provider=provider,
         terms=terms_of(attributes, record.tier),
-        response_id=first_text(attributes, RESPONSE_IDS),
+        response_id=first_text(
+            attributes,
+            ("request_id",) if scope.startswith(CLAUDE_CODE) else RESPONSE_IDS,
+        ),
         record=record,
         input_estimate=sent,
         answer_estimate=answer,

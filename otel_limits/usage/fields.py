@@ -197,7 +197,7 @@ class Fields:
             same = self._found if meaning.kind == PART else [meaning.kind]
             if not any(count in self.counts(kind) for kind in same if kind not in WHOLES):
                 found.append(Doubt(name, meaning.side, count))
-        for kind in self._found.keys() - {PART, *explained}:
+        for kind in self._found.keys() - {PART, words.FRESH, *explained}:
             if len(several := self.counts(kind)) > 1:
                 side = SIDES.get(kind, INPUT)
                 found += [Doubt(name, side, count) for count, name in several.items()]

@@ -215,6 +215,8 @@ def _record(found: Fields, rule: UsageRule) -> UsageRecord:
     placed = _placement(found, rule, read + written, thoughts or 0)
     if sent is not None:
         sent += placed.cached + (found.count(words.TOOL_PROMPT) or 0)
+    elif (fresh := found.count(words.FRESH)) is not None:
+        sent = fresh + read + written
     least = max(output or 0, thoughts or 0)
     if output is not None:
         output += placed.thoughts

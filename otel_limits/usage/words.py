@@ -39,6 +39,8 @@ OUTPUT_AUDIO: Final = "output_audio"
 CACHED_AUDIO: Final = "cached_audio"
 WEB_SEARCHES: Final = "web_searches"
 TIER: Final = "tier"
+FRESH: Final = "fresh"
+"""Input that is neither read from a cache nor, if that is counted, written to it."""
 PART: Final = "part"
 """A part that costs as much as the whole: text, images, predictions, what was not cached."""
 
@@ -189,6 +191,8 @@ def _of_part(kinds: set[str], side: str) -> Meaning:
         return Meaning(INPUT_AUDIO if side == INPUT else OUTPUT_AUDIO, side)
     if kinds == {"tool"} and side == INPUT:
         return Meaning(TOOL_PROMPT, INPUT)
+    if kinds == {"fresh"} and side == INPUT:
+        return Meaning(FRESH, INPUT)
     is_known = kinds in ({"fresh"}, {"same"}, {"tool", "same"}, {"reasoning", "same"})
     return Meaning(PART, side, is_certain=is_known)
 
@@ -198,7 +202,7 @@ def _of_cache(kinds: set[str], side: str) -> Meaning:
     others = kinds - {"cache", "cached", "read", "write", "ttl_5m", "ttl_1h", "tier"}
     said = kinds & {"read", "write", "ttl_5m", "ttl_1h"} or kinds & {"cached"}
     if others and others <= {"not", "fresh"}:
-        return Meaning(PART, side)
+        return Meaning(FRESH if side == INPUT else PART, side)
     # Details of the cached tokens are of both.
     if others == {"same"} and side != OUTPUT:
         return Meaning(PART, INPUT)

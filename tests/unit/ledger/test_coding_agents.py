@@ -184,3 +184,31 @@ def test_count_that_is_none_is_not_measured(ledger: LedgerFile, tmp_path: Path, 
     (call,) = ledger.calls()
     assert call["state"] != "measured"
     assert call["output_tokens"] == 200
+
+
+def test_call_in_log_and_span_counts_once(ledger: LedgerFile, tmp_path: Path) -> None:
+    """Claude Code can export both, each in a trace of its own."""
+    attributes = [
+        {"key": key, "value": {"stringValue" if isinstance(value, str) else "intValue": value}}
+        for key, value in CLAUDE.items()
+    ]
+    span = {
+        "traceId": "1" * 32,
+        "spanId": "2" * 16,
+        "name": "claude_code.llm_request",
+        "startTimeUnixNano": "1772366404000000000",
+        "endTimeUnixNano": "1772366405250000000",
+        "attributes": [
+            *attributes,
+            {"key": "gen_ai.request.model", "value": {"stringValue": CLAUDE["model"]}},
+        ],
+    }
+    scope = {"scope": {"name": "com.anthropic.claude_code.tracing"}, "spans": [span]}
+    logs = {"scopeLogs": [{"logRecords": [record(CLAUDE)]}]}
+    path = tmp_path / "both.json"
+    path.write_text(
+        json.dumps({"resourceSpans": [{"scopeSpans": [scope]}], "resourceLogs": [logs]})
+    )
+    assert main(["ledger", "import", str(path)]) == 0
+    (call,) = ledger.calls()
+    assert (call["input_tokens"], call["cache_read_tokens"]) == (3410, 3000)

@@ -248,6 +248,15 @@ SPANS: dict[str, tuple[str, dict[str, Any], Usage]] = {
         },
         Usage(input=210, output=40),
     ),
+    "cached and uncached input, without a sum": (
+        "any",
+        {
+            "acme.usage.uncached_input_tokens": 100,
+            "acme.usage.cached_input_tokens": 900,
+            "acme.usage.output_tokens": 50,
+        },
+        Usage(input=1_000, output=50, cache_read=900),
+    ),
     # Of the prompt for tools as many tokens are missing as of cached and reasoning tokens.
     "Gemini's usage in a namespace": (
         "any",
