@@ -162,8 +162,10 @@ BOX_RULERS: Final[Mapping[str, tuple[int, ...]]] = {
     "─": (2, 4, 8, 16),
     "═": (2, 4, 8),
     "━": (2, 4, 8),
+    "█": (2, 4),
+    "░": (),
 }
-"""Those that form lines, with the lengths of lines that are one token each."""
+"""Those that form lines and progress bars, with the lengths that are one token each."""
 LONG: Final = 8
 FOUR: Final = 4
 RULER: Final = 0.06
