@@ -81,6 +81,14 @@ if TYPE_CHECKING:
 PORTION: Final = 2_000
 SHOWN: Final = 3
 """Bad parts that are quoted; all are counted."""
+SHOWN_CHARACTERS: Final = 200
+LARGE_BYTES: Final = 64 * 1024**2
+"""Documents are read as a whole, with some four times their size in memory."""
+DIVIDED: Final = (
+    "jq -c '.resourceSpans[].scopeSpans[] as $each | $each.spans[] | "
+    "{resourceSpans: [{scopeSpans: [$each + {spans: [.]}]}]}'"
+)
+"""A command that writes a document for each span."""
 NO_AGENT: Final = "(no agent)"
 
 
@@ -139,7 +147,7 @@ class ImportResult:
         if self.large:
             parts.append(
                 f"A document is read into memory as a whole, as were {', '.join(self.large)}. With "
-                "less memory, import the output of: jq -c '.resourceSpans[] | {resourceSpans: [.]}'"
+                f"less memory, import the output of: {DIVIDED}"
             )
         if not self.bad:
             return " ".join(parts)
