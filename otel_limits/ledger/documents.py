@@ -9,6 +9,7 @@ import contextlib
 import csv
 import gzip
 import itertools
+import io
 import json
 import re
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 GZIP_MAGIC: Final = b"\x1f\x8b"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 """Windows may add it."""
+UTF_16: Final = b"\xff\xfe"
+"""Begins a file that PowerShell has written."""
 TOKEN: Final = re.compile(rb'"(?:[^"\\]+|\\.)*"?|[{}]')
 """Braces, and strings, which may contain others. A string never spans lines."""
 HEADER: Final = re.compile(rb'(?:\xef\xbb\xbf)?"?\w+"?(?:,"?\w+"?)+\r?\n?')
@@ -45,17 +48,21 @@ class JsonDocument:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Iterable[bytes]]:
-    """Open a file, which may be compressed whatever its name.
+    """Open a file, which may be compressed whatever its name, or in UTF-16.
 
     Raises:
         OSError: It cannot be read.
     """
     with path.open("rb") as file:
-        if file.peek(2)[:2] != GZIP_MAGIC:  # without reading, since a pipe has no way back
-            yield file
-        else:
+        begin = file.peek(2)[:2]  # without reading, since a pipe has no way back
+        if begin == GZIP_MAGIC:
             with gzip.open(file, "rb") as unpacked:
                 yield unpacked
+        elif begin == UTF_16:
+            text = io.TextIOWrapper(file, "utf-16", errors="replace")
+            yield (line.encode() for line in text)
+        else:
+            yield file
 
 
 def documents_in(lines: Iterable[bytes]) -> Iterator[JsonDocument]:

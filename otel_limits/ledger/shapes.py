@@ -5,6 +5,7 @@ They get OTLP's fields here; what the fields mean is read in `otlp.py` alone.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -18,6 +19,9 @@ SIGNALS: Final = ("resourceSpans", "resourceMetrics", "resourceLogs", "resourceP
 """Every document of OTLP has one of them."""
 WRAPPERS: Final = ("trace", "result")
 """The fields around OTLP in answers of Tempo's second and Jaeger's third version."""
+
+LOG_LINES: Final = ("log", "message")
+"""The fields with a line of a program in the logs of Docker and Fluent Bit."""
 
 OTHER_NAMES: Final = re.compile(r'"(?:resource|scope|instrumentation_library)_|"instrumentationLib')
 """Found in documents with former field names, or with those of the protocol's definition."""
@@ -36,6 +40,9 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 def present_names(document: Any, text: str) -> Node:
     """Return a JSON document with the present names of its fields, without what is around it."""
+    for name in LOG_LINES:
+        if isinstance(line := document.get(name), str) and line.startswith("{"):
+            return present_names(json.loads(line), line)
     if OTHER_NAMES.search(text):
         document = _renamed(document)
     while (inner := next((document[name] for name in WRAPPERS if name in document), None)) and (

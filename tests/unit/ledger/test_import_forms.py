@@ -146,6 +146,10 @@ FORMS: dict[str, str | bytes] = {
     "an array over lines": over_lines(EACH),
     "an array with a document on each line": "[\n" + ",\n".join(map(json.dumps, EACH)) + "\n]\n",
     "compressed without the suffix": gzip.compress(json.dumps(WHOLE).encode()),
+    "UTF-16": json.dumps(WHOLE, indent=2).encode("utf-16"),
+    "Docker's log": "".join(
+        json.dumps({"log": json.dumps(each) + "\n", "stream": "stdout"}) + "\n" for each in EACH
+    ),
     "Tempo": json.dumps({"batches": [batch(*OTLP)]}),
     "Tempo, second version": json.dumps({"trace": WHOLE, "metrics": {}}),
     "Jaeger": json.dumps({"data": [JAEGER], "total": 0, "errors": None}),
@@ -236,6 +240,7 @@ UNREADABLE = {
     "Jaeger with tags of another kind": broken(lambda span: span.update(tags=7)),
     "console with another time": over_lines({**console_span(*SPANS[0]), "start_time": "noon"}),
     "console without IDs": over_lines({**console_span(*SPANS[0]), "context": {}}),
+    "a log line that is none": json.dumps({"log": "{started}"}),
     "traces that are none": json.dumps({"data": [7]}),
     "a trace that is none": json.dumps({"trace": 7}),
     "batches that are none": json.dumps({"batches": 7}),
