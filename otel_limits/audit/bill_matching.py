@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING, TypeAlias
 
 from otel_limits.audit.bill_parts import (
@@ -108,7 +109,9 @@ class CallMatching:
 
     def _logged(self, key: tuple[Place, Size], costs: list[Decimal]) -> Iterator[DifferencePart]:
         (day, model), size = key
-        for each in self.logged.get(key, ()):
+        # An imported call has the day on which it ended.
+        found = (self.logged.get(((at, model), size), ()) for at in (day, day + DAY))
+        for each in chain.from_iterable(found):
             paid = _withdrawn(costs, each)
             yield DifferencePart(
                 day=day,

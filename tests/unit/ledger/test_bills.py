@@ -58,10 +58,11 @@ FORMS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         (("a/m", "a/m-20260101"), BilledTokens(50, None, None, 125), 5, "0.027", None),
     ),
     "LiteLLM's logs as CSV": (
-        LOGS + 'r,acompletion,h,1.5e-05,9,7,2,2026-11-03 23:59:59+00,,m-1,m,x,,"{""a"": 1}",\n'
+        LOGS + "r,acompletion,h,1.5e-05,9,7,2,2026-11-03 23:59:59+00,,m-1,m,x,,"
+        '"{""usage_object"": {""prompt_tokens_details"": {""cached_tokens"": 4}}}",\n'
         "hit,acompletion,h,0,9,7,2,2026-11-03 12:00:00,,m-1,m,x,True,{},success\n"
         "failed,acompletion,h,0,0,0,0,2026-11-03 12:00:00,,m-1,m,x,,{},failure\n",
-        (("m", "m-1"), BilledTokens(7, None, None, 2), 1, "0.000015", None),
+        (("m", "m-1"), BilledTokens(3, 4, 0, 2), 1, "0.000015", None),
     ),
     "LiteLLM's logs as JSON lines, in another zone": (
         '{"request_id": "r", "startTime": "2026-11-02T23:30:00.123-05:00", "spend": 0.1, '
