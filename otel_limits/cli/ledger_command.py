@@ -72,7 +72,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--output", type=file_name, metavar="FILE", help="output file (default: standard output)"
     )
-    text = "Import spans from JSON: OTLP, answers of Tempo, Jaeger and Phoenix, and others."
+    text = "Import spans from JSON (OTLP, Tempo, Jaeger, Phoenix and others), or logs of LiteLLM."
     parser = add_ledger_command(group, "import", text, import_spans)
     parser.add_argument(
         "files", nargs="+", type=file_name, metavar="FILE", help="spans or spend logs"

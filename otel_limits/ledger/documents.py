@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
-import itertools
 import io
+import itertools
 import json
 import re
 from dataclasses import dataclass

@@ -81,9 +81,6 @@ if TYPE_CHECKING:
 PORTION: Final = 2_000
 SHOWN: Final = 3
 """Bad parts that are quoted; all are counted."""
-SHOWN_CHARACTERS: Final = 200
-LARGE_BYTES: Final = 64 * 1024**2
-"""Documents are read as a whole, with some four times their size in memory."""
 DIVIDED: Final = (
     "jq -c '.resourceSpans[].scopeSpans[] as $each | $each.spans[] | "
     "{resourceSpans: [{scopeSpans: [$each + {spans: [.]}]}]}'"
@@ -96,7 +93,7 @@ NO_CALL: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type, langfuse.observation.type, mlflow.spanType or "
     "genkit:metadata:subtype, or two of these: a model, usage, and a name like `chat`. Metrics "
-    "contain none, and logs those of Claude Code, Codex and Gemini CLI."
+    "contain none, and logs those of Claude Code, Codex, Gemini CLI and LiteLLM."
 )
 
 

@@ -216,7 +216,7 @@ def is_usage(name: str) -> bool:
 
 def as_said(attributes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the span attributes that are about usage, and the usages in whole responses."""
-    said = {name: value for name, value in attributes.items() if _in_usage(name) is not None}
+    said = {name: value for name, value in attributes.items() if within_usage(name) is not None}
     for name in field_names().responses:
         if name in attributes:
             said.update(_usages_in(name, _parsed_response(attributes[name])))
