@@ -24,6 +24,7 @@ from otel_limits.cli import main
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime import guard
+from otel_limits.runtime.framework_imports import FrameworkImports
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings import children
 from otel_limits.settings.table import Settings
@@ -55,9 +56,19 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def drop_new_finders() -> Callable[[], None]:
-    """Restore the finders of modules that there are now."""
-    finders = [*sys.meta_path]
-    return lambda: sys.meta_path.__setitem__(slice(None), finders)
+    """Remove the finders of modules that are added from now on, but not that of wrapt.
+
+    It adds one to each process.
+    """
+    before = [*sys.meta_path]
+
+    def drop() -> None:
+        added = [each for each in sys.meta_path if each not in before]
+        for each in added:
+            if isinstance(each, FrameworkImports):
+                sys.meta_path.remove(each)
+
+    return drop
 
 
 @pytest.fixture
@@ -109,6 +120,21 @@ def test_entry_point_is_found_with_the_distribution_of_its_framework(site: Path)
     (found,) = installed_entry_points().entry_points
     assert (found.waits_for, found.module, found.name) == ("bots", "bots_limits", "BOTS")
     assert (found.distribution, found.framework) == ("bots-limits", "bots")
+
+
+@pytest.mark.parametrize(
+    ("file", "distribution"),
+    [("bots/teams.py", "acme-bots"), ("bots/teams/__init__.py", "acme-bots"), ("bots/x.py", None)],
+    ids=["module", "package", "another package in the same namespace"],
+)
+def test_distribution_with_another_name_is_found_by_its_files(
+    site: Path, file: str, distribution: str | None
+) -> None:
+    """Of those that share a namespace, such as `google`, the one with the module."""
+    write_metadata(site, "bots-limits", "2.0", "[otel_limits.frameworks]\nbots.teams = b:B\n")
+    (write_metadata(site, "acme-bots") / "RECORD").write_text(f"{file},sha256=x,9\n")
+    (found,) = installed_entry_points().entry_points
+    assert found.framework == (distribution or "bots-limits")
 
 
 def test_entry_points_survive_as_text(site: Path) -> None:
