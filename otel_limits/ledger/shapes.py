@@ -70,9 +70,9 @@ def resource_spans(document: Node) -> Sequence[Node]:
     held = document.get("data", document)  # answers of Jaeger and Phoenix, files of MLflow
     listed = held if isinstance(held, list) else [held]
     spans = [span for each in listed for span in each.get("spans", [each])]
-    found = [_of_span(span) for span in spans]
-    if found and None not in found:
-        return [each for each in found if each is not None]
+    known = [_of_span(span) for span in spans]
+    if known and None not in known:
+        return [each for each in known if each is not None]
     raise ValueError(f"It has none of {', '.join(SIGNALS)}, but keys {', '.join(document)}.")
 
 

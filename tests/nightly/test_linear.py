@@ -230,7 +230,7 @@ def export_of(path: Path, models: int) -> str:
 
 
 def test_import_of_many_models_takes_at_most_four_times_the_cpu_of_one(tmp_path: Path) -> None:
-    """What is looked up for a model is looked up once, not for each of its calls."""
+    """A price is looked up once for each model, not for each of its calls."""
     one, many = export_of(tmp_path / "one", 1), export_of(tmp_path / "many", MODELS)
     fastest = {one: math.inf, many: math.inf}
     for attempt, file in itertools.product(range(10), fastest):

@@ -35,7 +35,7 @@ def start(name: str) -> int:
 
 
 def page() -> str:
-    """Return what a scrape says, once one is answered."""
+    """Return the page of the first scrape that is answered."""
     address = f"http://127.0.0.1:{os.environ['OTEL_LIMITS_PROMETHEUS_PORT']}/metrics"
     pause = threading.Event()
     while True:

@@ -187,7 +187,7 @@ def test_count_that_is_none_is_not_measured(ledger: LedgerFile, tmp_path: Path, 
 
 
 def test_call_in_log_and_span_counts_once(ledger: LedgerFile, tmp_path: Path) -> None:
-    """Claude Code can export both, each in a trace of its own."""
+    """Claude Code can export both, in different traces."""
     attributes = [
         {"key": key, "value": {"stringValue" if isinstance(value, str) else "intValue": value}}
         for key, value in CLAUDE.items()
