@@ -295,7 +295,7 @@ def store(context: Context) -> Iterator[Finding]:
     except StoreError as error:
         yield fail(
             "quota store",
-            f"Unavailable: {error}.",
+            f"Unavailable: {str(error).rstrip('.')}.",
             "Check OTEL_LIMITS_QUOTA_STORE, and that its user can write keys and run scripts.",
         )
         return

@@ -212,3 +212,13 @@ def test_call_in_log_and_span_counts_once(ledger: LedgerFile, tmp_path: Path) ->
     assert main(["ledger", "import", str(path)]) == 0
     (call,) = ledger.calls()
     assert (call["input_tokens"], call["cache_read_tokens"]) == (3410, 3000)
+
+
+def test_printed_log_record_is_a_call(ledger: LedgerFile, tmp_path: Path) -> None:
+    """Gemini CLI writes its log records to a file as JavaScript prints them."""
+    path = tmp_path / "telemetry.log"
+    other = {"attributes": {"event.name": "gemini_cli.config", "session.id": "33f6"}}
+    path.write_text("".join(json.dumps(each, indent=2) for each in (other, {"attributes": GEMINI})))
+    assert main(["ledger", "import", str(path)]) == 0
+    (call,) = ledger.calls()
+    assert (call["agent"], call["input_tokens"], call["output_tokens"]) == ("gemini-cli", 3400, 200)
