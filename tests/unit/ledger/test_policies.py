@@ -13,13 +13,13 @@ from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.core.events import Invocation
 from otel_limits.observers.ledger import LedgerObserver
-from otel_limits.testing import ScriptedModel, says
+from otel_limits.testing import FakeTime, ScriptedModel, says
 from tests.ledger.book import Entry, stop_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.conftest import FakeTime, MakeAgent
+    from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
 
 
