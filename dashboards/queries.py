@@ -115,7 +115,8 @@ INPUT_TOKENS: Final = select("otel_limits_tokens_total", AGENT, MODEL, 'type="in
 CACHE_READS: Final = select("otel_limits_cached_tokens_total", AGENT, MODEL, 'kind="read"')
 COST: Final = select("otel_limits_cost_usd_total", AGENT, MODEL)
 UNPRICED: Final = select("otel_limits_unpriced_tokens_total", AGENT, MODEL)
-UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, 'kind="unmeasured"')
+NOT_MEASURED: Final = 'kind=~"estimated|unmeasured"'
+UNMEASURED: Final = select("otel_limits_model_calls_total", AGENT, MODEL, NOT_MEASURED)
 
 QUOTA_USED: Final = select("otel_limits_quota_used", QUOTA)
 QUOTA_RESERVED: Final = select("otel_limits_quota_reserved", QUOTA)

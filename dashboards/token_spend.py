@@ -143,11 +143,14 @@ UNMEASURED_AND_UNPRICED: Final = (
         Target(queries.per_bar(queries.UNPRICED, "model"), "{{model}}"),
     ),
     panels.bars(
-        "Unmeasured calls by agent and model",
-        "The provider reported no usage. Tokens are estimated unless OTEL_LIMITS_UNMEASURED is set "
-        "otherwise.",
+        "Estimated and unmeasured calls by agent and model",
+        "The provider reported no usage. Unmeasured calls count no estimate, e.g. because "
+        "OTEL_LIMITS_UNMEASURED is ignore.",
         SHORT,
-        Target(queries.per_bar(queries.UNMEASURED, "agent", "model"), "{{agent}}: {{model}}"),
+        Target(
+            queries.per_bar(queries.UNMEASURED, "agent", "model", "kind"),
+            "{{agent}}: {{model}}, {{kind}}",
+        ),
     ),
 )
 
@@ -156,5 +159,5 @@ ROWS: Final = (
     ("Cost", COST),
     ("Token usage", TOKEN_USAGE),
     ("Quotas", QUOTAS),
-    ("Unmeasured and unpriced usage", UNMEASURED_AND_UNPRICED),
+    ("Estimated, unmeasured and unpriced usage", UNMEASURED_AND_UNPRICED),
 )

@@ -25,8 +25,9 @@ CUT_SHORT: Final = (*HALTED, "killed")
 SYNTHETIC: Final = ("halted", "raised", "killed")
 """Those that leave a synthetic message; `wrapped_up` leaves the model's final answer."""
 
-CallKind = Literal["measured", "zero_token", "unmeasured", "failed"]
-"""How much is known about a model call. A halt is not a call and has no kind."""
+CallKind = Literal["measured", "zero_token", "estimated", "unmeasured", "failed"]
+"""How much is known about a model call. Both of an estimated and an unmeasured one, the provider
+reported no usage; the latter counts no estimate. A halt is not a call and has no kind."""
 
 ToolStatus = Literal["success", "error", "refused"]
 """How a tool call ended."""

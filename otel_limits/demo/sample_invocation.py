@@ -178,7 +178,7 @@ def model_call(
     done.at += seconds
     call = ModelCall(
         invocation=invocation, number=turn, model=model.name,
-        kind="measured" if is_reported else "unmeasured", usage=usage, estimated=not is_reported,
+        kind="measured" if is_reported else "estimated", usage=usage, estimated=not is_reported,
         span_id=f"{chance.getrandbits(64):016x}", seconds=seconds,
         price=model.price.of(usage), price_source=PRICES, price_version="2026-11",
         cache_saved=model.price.saved_by_cache(usage), provider=model.provider,

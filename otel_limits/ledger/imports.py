@@ -440,7 +440,7 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
         **tokens(usage),
         **tokens(record.reported, "reported_"),
         "reported_total_tokens": record.total,
-        "state": state_of(kind, usage, estimated=estimated),
+        "state": state_of(kind, estimated=estimated),
         "estimated": is_estimate(usage, estimated=estimated),
         "price_pico": picodollars(quote.price),
         "cache_saved_pico": signed_picodollars(quote.cache_saved),

@@ -208,8 +208,10 @@ def model_call_row(event: ModelCall) -> Row:
         **tokens(event.usage),
         **tokens(event.reported, "reported_"),
         "reported_total_tokens": _bounded(event.reported_total),
-        "state": state_of(event.kind, event.usage, estimated=event.estimated),
-        "estimated": is_estimate(event.usage, estimated=event.estimated),
+        "state": state_of(event.kind, estimated=event.estimated),
+        # Of an unmeasured call, only a reported part may count.
+        "estimated": event.kind != "unmeasured"
+        and is_estimate(event.usage, estimated=event.estimated),
         "price_pico": picodollars(event.price),
         "price_source": event.price_source,
         "price_version": event.price_version,
@@ -327,12 +329,10 @@ def is_estimate(usage: Usage, *, estimated: bool) -> bool:
     return estimated and usage.total > 0
 
 
-def state_of(kind: CallKind, usage: Usage, *, estimated: bool) -> State:
+def state_of(kind: CallKind, *, estimated: bool) -> State:
     """Return how the tokens of a call are known."""
     if kind == "failed" and estimated:  # its answer ended before its usage was reported
         return "interrupted"
-    if kind == "unmeasured":
-        return "estimated" if is_estimate(usage, estimated=estimated) else "unmeasured"
     return "zero" if kind == "zero_token" else kind
 
 

@@ -78,8 +78,8 @@ CYCLES: Final = MetricSpec(
 MODEL_CALLS: Final = MetricSpec(
     name="otel_limits_model_calls_total",
     labels=("agent", "model", "kind"),
-    help="Model calls by kind: measured, zero_token (the provider reported 0), unmeasured (it "
-    "reported nothing), failed.",
+    help="Model calls by kind: measured, zero_token (the provider reported 0), estimated (it "
+    "reported nothing), unmeasured (the same, without an estimate), failed.",
     unit="{call}",
     values=get_args(CallKind),
 )
@@ -106,7 +106,7 @@ SYNTHETIC_MESSAGES: Final = MetricSpec(
 TOKENS: Final = MetricSpec(
     name="otel_limits_tokens_total",
     labels=("agent", "model", "type"),
-    help="Tokens by type (input, output). Input includes cached tokens; unmeasured calls count "
+    help="Tokens by type (input, output). Input includes cached tokens; estimated calls count "
     "with their estimate.",
     unit="{token}",
     values=("input", "output"),

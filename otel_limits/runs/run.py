@@ -851,6 +851,7 @@ class CallTracker:
         )
         if run.policy.unmeasured == "ignore":
             usage = told.usage
+            kind = "unmeasured" if kind == "estimated" else kind
         billable = call.billable(usage)
         quote = run.services.quote(billable)
         retried = failed and not aborted

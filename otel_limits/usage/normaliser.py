@@ -170,7 +170,8 @@ def counted(
     if failed:
         return "failed", usage, is_estimated
     if not is_measured:
-        return "unmeasured", usage, is_estimated
+        kind: CallKind = "estimated" if is_estimated and usage.total else "unmeasured"
+        return kind, usage, is_estimated
     return "measured" if usage.total else "zero_token", usage, is_estimated
 
 

@@ -214,7 +214,7 @@ class Fleet:
             for tool in worker.tools:
                 for status in ("success", "error"):
                     self.add("tool_calls_total", worker, 0, tool=tool, status=status)
-            for kind in ("measured", "unmeasured"):
+            for kind in ("measured", "estimated"):
                 self.add("model_calls_total", worker, 0, model=worker.model, kind=kind)
             self._use(worker, 0, 0, 0)
             for limit, cap in worker.limits.items():
@@ -310,7 +310,7 @@ class Fleet:
         self.add("turns_total", worker, turns)
         self.add("model_calls_total", worker, turns, model=worker.model, kind="measured")
         if self.random.random() < 0.004:
-            self.add("model_calls_total", worker, 1, model=worker.model, kind="unmeasured")
+            self.add("model_calls_total", worker, 1, model=worker.model, kind="estimated")
         for _ in range(int(turns)):
             status = "error" if self.random.random() < 0.04 else "success"
             tool = self.random.choice(worker.tools)

@@ -287,10 +287,10 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
         "Top agents by cost": increases(positive(dollars_by(agent))),
         "Top models by cost": increases(positive(dollars_by(model))),
         "Unpriced tokens by model": increases({UNPRICED: unpriced}),
-        "Unmeasured calls by agent and model": increases(
+        "Estimated and unmeasured calls by agent and model": increases(
             positive(
                 by(
-                    lambda a: f"{a.name}: {a.model}",
+                    lambda a: f"{a.name}: {a.model}, unmeasured",
                     lambda produces: produces.calls.get("unmeasured", 0),
                 )
             )

@@ -133,7 +133,7 @@ def week(ledger: LedgerFile) -> LedgerFile:
                     saved="-0.001",
                     model="small",
                 ),
-                Call(input=70, output=7, kind="unmeasured", estimated=True, model="small"),
+                Call(input=70, output=7, kind="estimated", estimated=True, model="small"),
                 Call(input=0, output=0, kind="zero_token", model="small"),
             ],
             attributes={"tenant.id": "acme"},

@@ -338,7 +338,7 @@ def test_structured_output_is_one_counted_request(
     if name in MEASURED:
         assert (call.kind, call.usage.total) == ("measured", 100)
     else:
-        assert (call.kind, call.estimated) == ("unmeasured", True)
+        assert (call.kind, call.estimated) == ("estimated", True)
         assert (call.usage.input > 20, call.usage.output > 2) == (True, True)
 
 

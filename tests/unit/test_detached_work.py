@@ -136,7 +136,7 @@ def test_background_tools_after_invocation_are_recorded(source: str, events: lis
     asyncio.run(main())
     late = [each for each in calls(events) if each.side]
     assert [each.usage.total for each in late[:3]] == [1000] * 3
-    assert [each.kind for each in late[3:]] == ["unmeasured"]
+    assert [each.kind for each in late[3:]] == ["estimated"]
     assert {each.invocation.id for each in late} == {stops(events)["busy"].invocation_id}
 
 

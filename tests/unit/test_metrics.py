@@ -93,9 +93,9 @@ def test_a_halted_invocation(make_agent: MakeAgent, metric: Metric) -> None:
     assert metric("otel_limits_cycles_total", **agent) == 2
     assert metric("otel_limits_tokens_total", **model, type="input") == 20
     assert metric("otel_limits_tokens_total", **model, type="output") == 10
-    kinds = ("measured", "zero_token", "unmeasured", "failed")
+    kinds = ("measured", "zero_token", "estimated", "unmeasured", "failed")
     counted = [metric("otel_limits_model_calls_total", **model, kind=kind) for kind in kinds]
-    assert counted == [2, 0, 0, 0]
+    assert counted == [2, 0, 0, 0, 0]
 
 
 @pytest.mark.usefixtures("source")
@@ -194,9 +194,9 @@ def test_each_kind_of_model_call(make_agent: MakeAgent, metric: Metric) -> None:
     with pytest.raises(Exception, match="gone"):
         agent("go")
     labels = {"agent": "tester", "model": "scripted"}
-    kinds = ("measured", "zero_token", "unmeasured", "failed")
+    kinds = ("measured", "zero_token", "estimated", "unmeasured", "failed")
     counted = [metric("otel_limits_model_calls_total", **labels, kind=kind) for kind in kinds]
-    assert counted == [1, 1, 1, 1]
+    assert counted == [1, 1, 1, 0, 1]
     stops = {"agent": "tester", "reason": "error", "action": "none"}
     assert metric("otel_limits_stops_total", **stops) == 1
 

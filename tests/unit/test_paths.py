@@ -442,7 +442,7 @@ def test_structured_output_by_a_way_of_its_own_is_unmeasured(
     agent = Agent(model=ByItself([]), name="direct", callback_handler=None)
     agent.structured_output(Report, "a question of about ten tokens, as it seems")
     (call,) = calls(events)
-    assert (call.kind, call.estimated, call.model) == ("unmeasured", True, "scripted")
+    assert (call.kind, call.estimated, call.model) == ("estimated", True, "scripted")
     assert (call.usage.input >= 9, call.usage.output > 5) == (True, True)
 
 

@@ -89,7 +89,7 @@ def test_structured_output_in_tool_is_counted(source: str, events: list[Event]) 
     helper = ByItself([], model_id="helper")
     asking(lambda: extract(helper))("go")
     (call,) = (each for each in calls(events) if each.model == "helper")
-    assert (helper.calls, call.kind, call.estimated, call.side) == (1, "unmeasured", True, True)
+    assert (helper.calls, call.kind, call.estimated, call.side) == (1, "estimated", True, True)
     assert (call.usage.input > 20, call.usage.output > 8) == (True, True)
     assert stops(events)["thinker"].model_calls == 3
 
@@ -129,7 +129,7 @@ def test_structured_output_from_coroutine_is_counted(events: list[Event]) -> Non
         return (await helper.structured_output(Report, QUESTION))["output"]
 
     asking(ask)("go")
-    assert [each.kind for each in calls(events) if each.model == "helper"] == ["unmeasured"]
+    assert [each.kind for each in calls(events) if each.model == "helper"] == ["estimated"]
 
 
 def test_instrumented_client_reports_structured_output_usage(events: list[Event]) -> None:
@@ -194,7 +194,7 @@ def test_model_class_defined_mid_run_is_tracked(events: list[Event]) -> None:
     asking(ask)("go")
     assert [each.kind for each in calls(events) if each.model == "late"] == [
         "measured",
-        "unmeasured",
+        "estimated",
     ]
 
 
@@ -215,7 +215,7 @@ def test_chain_of_parent_classes_makes_one_request(events: list[Event]) -> None:
     helper = Second([says("hint", usage=None)], model_id="helper")
     asking(lambda: read(helper))("go")
     (call,) = (each for each in calls(events) if each.model == "helper")
-    assert (call.kind, call.usage.output) == ("unmeasured", 1)
+    assert (call.kind, call.usage.output) == ("estimated", 1)
 
 
 class Around(ScriptedModel):

@@ -412,12 +412,12 @@ def test_zero_token_call_differs_from_missing_usage(
     calls = [fact for fact in events if isinstance(fact, ModelCall)]
     assert [(call.kind, call.estimated) for call in calls] == [
         ("zero_token", False),
-        ("unmeasured", True),
+        ("estimated", True),
     ]
     assert (calls[0].usage.total, calls[1].usage.input > 0) == (0, True)
 
 
-def test_an_unmeasured_call_counts_with_its_estimate(make_agent: MakeAgent) -> None:
+def test_an_estimated_call_counts_with_its_estimate(make_agent: MakeAgent) -> None:
     """A provider without usage must not run forever on a token budget."""
     enable(Limits(max_token_budget=1000))
     model = ScriptedModel(endless(uses("search", arguments={"query": "x" * 400}, usage=None)))

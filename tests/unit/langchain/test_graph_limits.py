@@ -233,7 +233,7 @@ class Repeats(ScriptedChatModel):
         ([(713, 1), (713, 2), (713, 3), (713, 3)], "measured", (713, 3)),
         ([(713, 0), (0, 3)], "measured", (713, 3)),
         ([(713, 3), (0, 0)], "measured", (713, 3)),
-        ([(713, 3), (600, 1)], "unmeasured", None),
+        ([(713, 3), (600, 1)], "estimated", None),
     ],
     ids=["repeated", "in parts", "once", "contradictory"],
 )

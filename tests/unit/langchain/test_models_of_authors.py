@@ -103,7 +103,7 @@ def test_node_that_calls_a_model_is_halted(way: str, events: list[Event]) -> Non
     state = graph.compile(name="boss").invoke({"messages": []}, graphs.STEPS)
     assert graphs.halt_of(state).reason == "max_model_calls"
     assert len(model.calls) == 3
-    assert [each.kind for each in events if isinstance(each, ModelCall)] == ["unmeasured"] * 3
+    assert [each.kind for each in events if isinstance(each, ModelCall)] == ["estimated"] * 3
 
 
 def test_two_prompts_are_two_calls(events: list[Event]) -> None:

@@ -241,7 +241,7 @@ def halts(ledger: LedgerFile) -> LedgerFile:
         Entry(calls=[Call(), Call(input=0, output=0, kind="zero_token")]),
         Entry(
             calls=[
-                Call(kind="unmeasured", estimated=True),
+                Call(kind="estimated", estimated=True),
                 Call(kind="unmeasured", input=0, output=0),
             ]
         ),

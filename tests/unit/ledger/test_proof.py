@@ -332,7 +332,7 @@ def test_estimated_unmeasured_and_unpriced_shares_are_reported(
     """It fails nothing: the numbers are complete, but some of them are estimates."""
     calls = [Call(price="0.01")] * 6 + [
         Call(input=0, output=0, kind="unmeasured"),
-        Call(kind="unmeasured", estimated=True),
+        Call(kind="estimated", estimated=True),
     ]
     write(ledger.address, Entry(calls=calls, at=NOW))
     status, answer = ask(capsys, "verify")

@@ -269,7 +269,7 @@ def test_the_texts_of_a_span_are_estimated(convention: str, events: list[Event])
     enable(observers=[events.append])
     agent_with(lambda: grow(("any", WRITTEN[convention], [])))("go")
     (call,) = side_calls(events)
-    assert (call.kind, call.estimated) == ("unmeasured", True)
+    assert (call.kind, call.estimated) == ("estimated", True)
     assert call.usage.input == pytest.approx(tokens_of_text(ENGLISH), abs=5)
     assert call.usage.output == pytest.approx(9, abs=1)
 
@@ -338,7 +338,7 @@ def test_an_agent_is_halted_by_what_its_tools_use(ledger: LedgerFile, metric: Me
     text = {**WRITTEN["OpenInference"], "llm.model_name": "m"}
     result = agent_with(lambda: grow(("any", text, [])), model=model)("go")
     assert (model.calls, result.stop_reason) == (3, "max_token_budget")
-    called = metric("otel_limits_model_calls_total", agent="tester", model="m", kind="unmeasured")
+    called = metric("otel_limits_model_calls_total", agent="tester", model="m", kind="estimated")
     assert called == 3
     disable()
     assert len(ledger.calls("state = 'estimated' AND model = 'm'")) == 3

@@ -31,17 +31,17 @@ def every(value: object) -> dict[str, Any]:
 
 
 USAGES: dict[str, tuple[dict[str, Any], str]] = {
-    "no output": ({"inputTokens": 90}, "unmeasured"),
-    "no input": ({"outputTokens": 10}, "unmeasured"),
+    "no output": ({"inputTokens": 90}, "estimated"),
+    "no input": ({"outputTokens": 10}, "estimated"),
     "no output, but a total": ({"inputTokens": 90, "totalTokens": 100}, "measured"),
     "no input, but a total": ({"outputTokens": 10, "totalTokens": 100}, "measured"),
-    "a total alone": ({"totalTokens": 100}, "unmeasured"),
-    "a total below its parts": ({"inputTokens": 90, "totalTokens": 3}, "unmeasured"),
-    "nothing": ({}, "unmeasured"),
-    "cached tokens alone": ({"cacheReadInputTokens": 90}, "unmeasured"),
+    "a total alone": ({"totalTokens": 100}, "estimated"),
+    "a total below its parts": ({"inputTokens": 90, "totalTokens": 3}, "estimated"),
+    "nothing": ({}, "estimated"),
+    "cached tokens alone": ({"cacheReadInputTokens": 90}, "estimated"),
     "cached tokens, and no input": (
         {"outputTokens": 10, "cacheReadInputTokens": 90, "totalTokens": 20},
-        "unmeasured",
+        "estimated",
     ),
     "integers of numpy": (
         {"inputTokens": np.int64(90), "outputTokens": np.int32(10), "totalTokens": np.int16(100)},
@@ -52,22 +52,22 @@ USAGES: dict[str, tuple[dict[str, Any], str]] = {
         {"inputTokens": 90, "outputTokens": 10, "cacheReadInputTokens": 10**30},
         "measured",
     ),
-    "an absurd output": ({"inputTokens": 90, "outputTokens": 10**30}, "unmeasured"),
-    "-1": (every(-1), "unmeasured"),
-    "NaN": (every(NAN), "unmeasured"),
-    "infinite": (every(INFINITE), "unmeasured"),
-    "minus infinite": (every(-INFINITE), "unmeasured"),
-    "10^30": (every(10**30), "unmeasured"),
-    "a truth value": (dict.fromkeys(every(0), True), "unmeasured"),
-    "parts of a token": (every(2.5), "unmeasured"),
-    "NaN of numpy": (every(np.float64("nan")), "unmeasured"),
-    "text": (every("many"), "unmeasured"),
+    "an absurd output": ({"inputTokens": 90, "outputTokens": 10**30}, "estimated"),
+    "-1": (every(-1), "estimated"),
+    "NaN": (every(NAN), "estimated"),
+    "infinite": (every(INFINITE), "estimated"),
+    "minus infinite": (every(-INFINITE), "estimated"),
+    "10^30": (every(10**30), "estimated"),
+    "a truth value": (dict.fromkeys(every(0), True), "estimated"),
+    "parts of a token": (every(2.5), "estimated"),
+    "NaN of numpy": (every(np.float64("nan")), "estimated"),
+    "text": (every("many"), "estimated"),
     "digits as text": (
         {"inputTokens": "90", "outputTokens": "10", "totalTokens": "100"},
         "measured",
     ),
-    "None": (every(None), "unmeasured"),
-    "a list": (every([90]), "unmeasured"),
+    "None": (every(None), "estimated"),
+    "a list": (every([90]), "estimated"),
 }
 """Usage reports and the resulting kind of call; fully readable ones are 90 and 10."""
 
@@ -96,7 +96,7 @@ def test_the_cap_holds(make_agent: MakeAgent, events: list[Event], case: str, so
     reason = ask(make_agent, usage, events)
     assert reason == (None if case in BREAKS_STRANDS else "max_token_budget")
     calls = calls_of(events)
-    assert {(call.kind, call.estimated) for call in calls} == {(kind, kind == "unmeasured")}
+    assert {(call.kind, call.estimated) for call in calls} == {(kind, kind == "estimated")}
     assert all(call.usage.total >= 10 for call in calls)
     if kind == "measured":
         assert {(call.usage.input, call.usage.output) for call in calls} == {(90, 10)}
