@@ -84,6 +84,7 @@ class RecordedUse:
     uses: dict[tuple[Window, Key], WindowUse] = field(default_factory=dict)
     counted: set[str] = field(default_factory=set)
     """Invocations with a call that was counted."""
+    latest: Window | None = None
     doubtful_calls: int = 0
     """Calls of which it is not known whether the quota applies to them."""
 
@@ -111,12 +112,16 @@ class RecordedUse:
 
     def _window(self, call: QuotaCall, charge: Charge | None) -> Window:
         """Return the window in which a call was admitted."""
-        if charge is not None:
-            window = self.quota.windows.at(charge.count.window.start)
-            if window == charge.count.window:
-                return window
-        # Of another rule, or a token bucket, which has no windows.
-        return self.quota.windows.at(call.started)
+        if charge is not None and self._window_at(charge.count.window.start) == charge.count.window:
+            return charge.count.window
+        # Without a charge, or of another rule, or of a token bucket, which has no windows.
+        return self._window_at(call.started)
+
+    def _window_at(self, seconds: float) -> Window:
+        # Calls are in their order, so most are in the window of the one before.
+        if self.latest is None or seconds not in self.latest:
+            self.latest = self.quota.windows.at(seconds)
+        return self.latest
 
     def _is_selected(self, window: Window) -> bool:
         is_after = self.since is None or window.start >= self.since
