@@ -11,6 +11,7 @@ import pytest
 from otel_limits.core.price import Price
 from otel_limits.core.pricing import Prices
 from otel_limits.core.terms import PricingTerms, billable_call
+from otel_limits.core.usage import NO_COST
 from otel_limits.usage.normaliser import record_of_usage
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ def test_cost_of_a_gateway_is_only_recorded(
 
 def test_policy_file_precedes_a_stated_cost() -> None:
     """It has what the contract says."""
-    found = quote("openrouter", GPT, {"cost": 2.4}, **{GPT: Price(input=Decimal(1), output=0)})
+    found = quote(
+        "openrouter", GPT, {"cost": 2.4}, **{GPT: Price(input=Decimal(1), output=NO_COST)}
+    )
     assert (found.price, found.source, found.stated) == (1, "policy", Decimal("2.4"))
 
 

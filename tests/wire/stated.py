@@ -52,13 +52,13 @@ class Fact:
     """Whether a call shows that the framework has handed it on."""
 
 
-ROUTED: Final = {
+ROUTED: Final[dict[str, Any]] = {
     "host": "https://openrouter.ai/api/v1",
     "model": "anthropic/claude-3.7-sonnet",
     "prefix": "openrouter",
 }
 OWN_KEY: Final = {"upstream_inference_cost": 0.002}
-SEARCHED: Final = {
+SEARCHED: Final[dict[str, Any]] = {
     "host": "https://api.perplexity.ai",
     "model": "sonar-pro",
     "prefix": "perplexity",
@@ -222,7 +222,8 @@ def langchain(make: Callable[[Vendor, Fact], Any]) -> Callable[[Vendor, Fact, bo
     def ask(vendor: Vendor, fact: Fact, is_streamed: bool) -> None:  # noqa: FBT001
         from langchain.agents import create_agent
 
-        graph, asked = create_agent(make(vendor, fact), []), {"messages": [("user", "Go.")]}
+        graph = create_agent(make(vendor, fact), [])
+        asked: Any = {"messages": [("user", "Go.")]}
         if is_streamed:
             list(graph.stream(asked, stream_mode="messages"))
         else:
@@ -235,7 +236,12 @@ def chat_openai(vendor: Vendor, fact: Fact, **settings: Any) -> Any:
     """LangChain's class for OpenAI."""
     from langchain_openai import ChatOpenAI
 
-    own = {"model": fact.model, "base_url": fact.host, "api_key": "x", "max_retries": 0}
+    own: dict[str, Any] = {
+        "model": fact.model,
+        "base_url": fact.host,
+        "api_key": "x",
+        "max_retries": 0,
+    }
     return ChatOpenAI(**own, **clients(vendor.url), stream_usage=True, **settings)
 
 
@@ -270,7 +276,7 @@ def sdk(
         agent = Agent("boss", model=make(vendor, fact), model_settings=settings)
         config = RunConfig(tracing_disabled=True)
         if not is_streamed:
-            result = await Runner.run(agent, "Go.", run_config=config)
+            result: Any = await Runner.run(agent, "Go.", run_config=config)
         else:
             streamed = Runner.run_streamed(agent, "Go.", run_config=config)
             async for _ in streamed.stream_events():

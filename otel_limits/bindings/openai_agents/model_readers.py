@@ -179,12 +179,10 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 
 def with_raw_usage(settings: Any, model: Any) -> Any:
     """Return the settings of a request with which the SDK keeps the vendor's usage."""
-    is_known = _provider_of_class(type(model)) is not None
-    if not is_known or getattr(
-        settings, "preserve_raw_usage", True
-    ):  # older ones have no such field
-        return settings
-    return replace(settings, preserve_raw_usage=True)
+    # Older releases do not have the field.
+    can_keep = not getattr(settings, "preserve_raw_usage", True)
+    is_known = _known_provider(model) is not None
+    return replace(settings, preserve_raw_usage=True) if can_keep and is_known else settings
 
 
 def usage_of(response: Any, model: str, raw: object = None) -> UsageRecord:

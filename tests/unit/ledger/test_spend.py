@@ -68,12 +68,10 @@ def refused(capsys: Output, *arguments: str) -> str:
 
 def test_stated_costs_that_differ_are_named_by_model(ledger: LedgerFile, capsys: Output) -> None:
     """Above 1%, in either direction; a model without any is left out."""
-    same, off = {"stated": "1.01", "listed": "1"}, {"stated": "1.0100001", "listed": "1"}
-    calls = [
-        *(Call(model="a", **each) for each in (same, off, {"stated": "0", "listed": "1"})),
-        *(Call(model="b", **each) for each in (same, {"stated": "9"}, {"listed": "9"})),
-        Call(model="c", stated="0.000000000001", listed="0"),
-    ]
+    costs = [("a", "1.01", "1"), ("a", "1.0100001", "1"), ("a", "0", "1"), ("b", "1.01", "1")]
+    costs += [("c", "0.000000000001", "0")]
+    calls = [Call(model=model, stated=stated, listed=listed) for model, stated, listed in costs]
+    calls += [Call(model="b", stated="9"), Call(model="b", listed="9")]
     write(ledger.address, Entry(calls=calls))
     rows = {each["model"]: each for each in asked(capsys)["differences"]}
     assert {name: each["different_calls"] for name, each in rows.items()} == {"a": 2, "c": 1}
