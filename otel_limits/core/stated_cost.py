@@ -113,12 +113,16 @@ def _stated(
 
 
 def _number(value: object, *, is_text: bool) -> Decimal | None:
-    """Return an amount; `None` for booleans, NaN, infinities, and texts unless all are texts."""
-    kinds = (int, float, Decimal, str) if is_text else (int, float, Decimal)
-    if isinstance(value, bool) or not isinstance(value, kinds):
+    """Return an amount; `None` for booleans, NaN, infinities, and a text where none belongs."""
+    if isinstance(value, str) and is_text and len(value) <= LONGEST:
+        amount = EXACT.create_decimal(value)
+    elif isinstance(value, float):
+        # The shortest digits of a float are those that the vendor has sent.
+        amount = EXACT.create_decimal(float.__repr__(value))
+    elif isinstance(value, (int, Decimal)) and not isinstance(value, bool):
+        amount = EXACT.create_decimal(value)
+    else:
         return None
-    # The shortest digits of a float are those that the vendor has sent.
-    amount = EXACT.create_decimal(str(value)[:LONGEST])
     return amount if amount.is_finite() else None
 
 

@@ -92,6 +92,7 @@ def test_policy_file_precedes_a_stated_cost() -> None:
         ("0.01", "not a number"),
         (True, "not a number"),
         (float("nan"), "not a number"),
+        (10**5_000, "more than 100 times what the call can cost"),
         (-0.01, "negative"),
         (251.0, "more than 100 times what the call can cost"),
         (1e9, "more than 100 times what the call can cost"),

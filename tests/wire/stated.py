@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 BILL: Final = Bill(input=1_000, output=100, read=800)
 LENIENT: Final = {"drop_params": True}
 """LiteLLM's setting for requests with arguments that a vendor does not know."""
+EVENT_STREAM: Final = "application/vnd.amazon.eventstream"
 YES, NO, STREAMED, WHOLE, NONE = "yes", "no", "streamed", "not streamed", "-"
 
 
@@ -108,6 +109,12 @@ TIERS: Final = {
         usage={"service_tier": "priority", "speed": "standard"},
         is_told=lambda call: call.tier == "priority",
     ),
+    "bedrock": Fact(
+        name="tier",
+        formats=("bedrock",),
+        response={"serviceTier": {"type": "priority"}},
+        is_told=lambda call: call.tier == "priority",
+    ),
     "gemini": Fact(
         name="tier",
         formats=("gemini",),
@@ -126,12 +133,18 @@ def reply(
         "responses": usages.responses,
         "anthropic": usages.anthropic,
         "gemini": usages.gemini,
+        "bedrock": usages.bedrock,
     }
     answer = Answer(usages=({**makers[form](BILL), **fact.usage},), tool=tool)
     if form == "gemini":
         events = formats.gemini(answer)
         whole = formats.gemini_whole(answer)
         return Reply(formats.sse(*events)) if is_streamed else _json(whole)
+    if form == "bedrock":
+        *others, (name, metadata) = formats.bedrock(answer)
+        parts = formats.event_stream(*others, (name, {**metadata, **fact.response}))
+        whole = {**formats.bedrock_whole(answer), **fact.response}
+        return Reply(parts, EVENT_STREAM) if is_streamed else _json(whole)
     if form == "anthropic":
         events = anthropic_events(answer)
         whole = anthropic_whole(answer)
@@ -211,6 +224,13 @@ def strands_gemini(vendor: Vendor, _: Fact, __: object) -> Any:
     return models.gemini(vendor.url)
 
 
+def strands_bedrock(vendor: Vendor, _: Fact, is_streamed: bool) -> Any:  # noqa: FBT001
+    """Strands' class for Bedrock."""
+    from tests.wire import models
+
+    return models.bedrock(vendor.url, streaming=is_streamed)
+
+
 def _args(vendor: Vendor, fact: Fact) -> dict[str, Any]:
     client = clients(vendor.url)["http_async_client"]
     return {"api_key": "x", "max_retries": 0, "base_url": fact.host, "http_client": client}
@@ -255,6 +275,13 @@ def chat_anthropic(vendor: Vendor, _: Fact) -> Any:
     from tests.wire import chat_models
 
     return chat_models.anthropic(vendor.url)
+
+
+def chat_bedrock(vendor: Vendor, _: Fact) -> Any:
+    """LangChain's class for Bedrock."""
+    from tests.wire import chat_models
+
+    return chat_models.bedrock(vendor.url)
 
 
 def chat_gemini(vendor: Vendor, _: Fact) -> Any:
@@ -331,6 +358,8 @@ DOORS: Final = (
 OTHERS: Final = (
     Door("Strands `AnthropicModel`", "anthropic", strands(strands_anthropic), ALWAYS),
     Door("LangChain `ChatAnthropic`", "anthropic", langchain(chat_anthropic)),
+    Door("Strands `BedrockModel`", "bedrock", strands(strands_bedrock)),
+    Door("LangChain `ChatBedrockConverse`", "bedrock", langchain(chat_bedrock)),
     Door("Strands `GeminiModel`", "gemini", strands(strands_gemini), ALWAYS),
     Door("LangChain `ChatGoogleGenerativeAI`", "gemini", langchain(chat_gemini)),
 )

@@ -173,7 +173,7 @@ def _text_in(delta: Mapping[str, Any]) -> str:
 
 def note_answer(call: InFlightCall, usage: Mapping[str, Any], message: Message) -> None:
     """Add an answer whose chunks were not tracked to its call."""
-    record = record_of_usage(usage, call.provider, call.model)
+    record = completed_by(record_of_usage(usage, call.provider, call.model), call.raw)
     if record.usage.total:  # the loop writes zeros if there was no usage
         call.record = record
     call.parts.append(as_json(message["content"]))
