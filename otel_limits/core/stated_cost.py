@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.usage import EXACT, NO_COST
-from otel_limits.vendors.records import cost_rules, gateways
+from otel_limits.vendors.records import cost_rules, vendors
 
 if TYPE_CHECKING:
     from otel_limits.core.price import Quote
@@ -70,23 +70,30 @@ def recorded(amount: Decimal, by: object) -> StatedCost:
     return StatedCost(amount=amount, by=str(by), is_bill=is_bill)
 
 
-def stated_in(billing: Mapping[str, object], vendor: str, client: str) -> StatedCost | None:
+def stated_in(
+    billing: Mapping[str, object], at_address: str | None, named: str, client: str
+) -> StatedCost | None:
     """Return the cost that a response states, if it does.
 
     Args:
         billing: The fields of its usage that decide the price.
-        vendor: The vendor that was called, by its name on the price list.
-        client: The vendor by the class of the model: `litellm` for its library, which calls others.
+        at_address: The vendor at the address of the request, if that identifies one.
+        named: The vendor that the model's ID names, if it does; else that of the class.
+        client: The vendor of the model's class; `litellm` for its library, which calls others.
     """
     if OWN_COST in billing:
         told = _stated(billing[OWN_COST], OWN_COST, GATEWAY)
         return replace(recorded(told.amount, billing.get(OWN_COST_BY)), refused=told.refused)
-    rules = cost_rules()
+    rules, library = cost_rules(), vendors().get(client)
+    is_library = library is not None and library.drops_usage
+    # Elsewhere an ID may be an alias of a gateway, such as `openrouter/x` at LiteLLM's proxy.
+    vendor = at_address or (named if is_library else client)
     if (rule := rules.get(vendor)) is not None and rule.field in billing:
         stated = _by_rule(billing, rule, vendor)
-        # LiteLLM's streams drop whose key was used: litellm, streaming_chunk_builder_utils.py.
-        is_partial = client in gateways() and (rule.has_own_key or rule.field) not in billing
-        return replace(stated, by=client, is_bill=False) if is_partial else stated
+        # It may have dropped that the customer's own key was used.
+        if is_library and (rule.has_own_key or rule.field) not in billing:
+            return replace(stated, by=client, is_bill=False)
+        return stated
     fields = {rules[GATEWAY].field: GATEWAY, HEADER: GATEWAY, INSTRUMENTATION: INSTRUMENTATION}
     computed = ((field, by) for field, by in fields.items() if field in billing)
     return next((_stated(billing[each], each, by, is_bill=False) for each, by in computed), None)

@@ -233,7 +233,7 @@ def billable_call(
         dearest=dearest if is_bounded and not terms.server_tools else None,
         unplaced=unplaced,
         search_size=size if isinstance(size := record.billing.get(SEARCH_SIZE), str) else None,
-        stated=stated_in(record.billing, vendor, client) if record.billing else None,
+        stated=stated_in(record.billing, terms.vendor, vendor, client) if record.billing else None,
     )
 
 

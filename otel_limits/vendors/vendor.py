@@ -134,6 +134,8 @@ class Vendor:
     stated_cost: CostRule | None = None
     search_fees: Mapping[str, Mapping[str, Decimal]] = field(default_factory=dict)
     """USD of one call by the size of its search context, by model; on the list is the highest."""
+    drops_usage: bool = False
+    """True for a library that passes on only a part of the usage in streams."""
     own_cache_rates: bool = False
     """True if cached tokens have separate rates, also where the list has none."""
     audio_as_text: bool = False
