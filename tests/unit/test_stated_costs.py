@@ -7,7 +7,11 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from langchain.agents import create_agent
+from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage
 
+from otel_limits import Limits, ModelCall, enable
 from otel_limits.core.price import Price
 from otel_limits.core.pricing import Prices
 from otel_limits.core.terms import PricingTerms, billable_call
@@ -15,6 +19,7 @@ from otel_limits.core.usage import NO_COST
 from otel_limits.usage.normaliser import record_of_usage
 
 if TYPE_CHECKING:
+    from otel_limits import Event
     from otel_limits.core.price import Quote
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
@@ -121,3 +126,18 @@ def test_stated_cost_replaces_an_unknown_price() -> None:
     assert unknown.unknown == "no price of its cached tokens is known"
     found = quote("openrouter", CLAUDE, {**cached, "cost": 1.3})
     assert (found.price, found.charge, found.unknown) == (Decimal("1.3"), Decimal("1.3"), None)
+
+
+def test_cost_in_a_header_of_a_gateway_is_recorded(events: list[Event]) -> None:
+    """LangChain hands on headers if asked; LiteLLM's proxy writes the cost in digits."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    answer = AIMessage(
+        "Done.",
+        usage_metadata={"input_tokens": 9, "output_tokens": 1, "total_tokens": 10},
+        response_metadata={"headers": {"x-litellm-response-cost": "0.0021"}},
+    )
+    given: Any = {"messages": [("user", "Go.")]}
+    create_agent(GenericFakeChatModel(messages=iter([answer])), []).invoke(given)
+    (call,) = [event for event in events if isinstance(event, ModelCall)]
+    assert (call.stated_cost, call.stated_by) == (Decimal("0.0021"), "litellm_proxy")
+    assert call.price_source != "stated"
