@@ -155,7 +155,7 @@ def model_of(biller: Biller, vendor: str, model: str) -> Any:
     from tests.bills.billing_server import HOSTS
 
     host = next(host for host, name in HOSTS.items() if name == vendor)
-    client = {"api_key": "x", "max_retries": 0}
+    client: dict[str, Any] = {"api_key": "x", "max_retries": 0}
     address = f"http://{host}:{biller.port}"
     if vendor == "anthropic":
         return AnthropicModel(

@@ -14,7 +14,7 @@ from otel_limits.cli import main
 from tests.ledger.book import NINE, Call, Entry, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from tests.ledger.fixtures import LedgerFile
@@ -74,7 +74,7 @@ def as_csv(*rows: Mapping[str, Any]) -> str:
     return text.getvalue()
 
 
-FORMS: Final = {
+FORMS: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "the rows of /spend/logs": lambda row: json.dumps([row]),
     "a page of /spend/logs/v2": lambda row: json.dumps(
         {"data": [row], "total": 1, "page": 1, "page_size": 50, "total_pages": 1}, indent=1
