@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from otel_limits.core.stated_cost import GATEWAY, OWN_COST, OWN_COST_BY
 from otel_limits.ledger.coding_agents import (
     CACHE_READ,
     CACHE_WRITE,
@@ -132,6 +133,9 @@ def _spans_of(row: Node) -> Iterator[Node]:
         # The usage of a batch is that of all its requests.
         TIER: "batch" if kind.endswith("batch") else _tier_of(usage),
         **_counts(row, usage),
+        # LiteLLM computes it from its list of prices, so it is only compared.
+        OWN_COST: _text(row.get("spend")),
+        OWN_COST_BY: GATEWAY,
     }
     call = {name: value for name, value in call.items() if value is not None}
     if kind_of(call, kind) in MODEL_CALLS:
@@ -194,6 +198,10 @@ def _at(usage: Any, path: Sequence[str]) -> Any:
     for name in path:
         usage = usage.get(name) if isinstance(usage, Mapping) else None
     return usage
+
+
+def _text(value: object) -> str | None:
+    return None if value in (None, "") else str(value)
 
 
 def _count(value: object) -> int:

@@ -14,7 +14,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -33,8 +33,9 @@ TITLES: Final[Mapping[Vendor, str]] = {
     "openrouter": "OpenRouter",
     "litellm": "LiteLLM",
 }
-ZONE: Final = timedelta(hours=9)
-"""Tokyo's."""
+AHEAD: Final = timedelta(hours=9)
+TOKYO: Final = timezone(AHEAD)
+"""The time zone of OpenAI's bill, and of one day of OpenRouter's."""
 CENT: Final = Decimal("0.01")
 
 
@@ -56,15 +57,16 @@ class Month:
     def write_bills(self, *, has_other_zone: bool = False) -> list[str]:
         """Write the bills of all vendors, and return the files."""
         openai, anthropic, routed, proxied = map(self.of, TITLES)
-        evening = next(call.day() for call in routed if (call.at + ZONE).date() != call.day())
+        evening = next(call.day() for call in routed if (call.at + AHEAD).date() != call.day())
         day = evening if has_other_zone else None
+        write_logs = exports.litellm_json if has_other_zone else exports.litellm_csv
         texts = {
-            "openai-usage": exports.openai_usage(openai),
-            "openai-costs": exports.openai_costs(openai),
+            "openai-usage": exports.openai_usage(openai, TOKYO),
+            "openai-costs": exports.openai_costs(openai, TOKYO),
             "anthropic-usage": exports.anthropic_usage(anthropic),
             "anthropic-costs": exports.anthropic_costs(anthropic),
-            "openrouter": [exports.openrouter(routed, day, ZONE)],
-            "litellm": [exports.litellm_csv(proxied)],
+            "openrouter": [exports.openrouter(routed, day, AHEAD)],
+            "litellm": [write_logs(proxied)],
         }
         files = []
         for name, pages in texts.items():

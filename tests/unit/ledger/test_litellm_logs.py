@@ -114,6 +114,8 @@ def test_row_counts_once_in_all_forms(ledger: LedgerFile, tmp_path: Path) -> Non
     assert (call["at_us"], call["duration_us"]) == (1_772_366_405_250_000, 1_250_000)
     # Per million tokens 3 / 0.30 / 3.75 (6 for an hour) / 15 USD.
     assert call["price_pico"] == 30_000_000 + 900_000_000 + 1_725_000_000 + 3_000_000_000
+    # The gateway's own price is compared with it.
+    assert (call["price_source"], call["stated_pico"]) == ("genai-prices", 5_430_000_000)
     (invocation,) = ledger.invocations()
     assert (invocation["session_id"], invocation["model_calls"]) == ("s1", 1)
     assert main(["audit", "verify"]) == 0
