@@ -141,7 +141,7 @@ READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "media": lambda rules: tuple(map(_media_rule, rules)),
     "page_as_text": int,
     "token_tools": frozenset,
-    "place": _place,
+    "region": _region,
     "drops_usage": bool,
     "own_cache_rates": bool,
     "search_fees": lambda models: {model: _amounts(fees) for model, fees in models.items()},
