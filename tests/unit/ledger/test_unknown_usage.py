@@ -66,7 +66,7 @@ def test_attribute_that_is_not_understood_is_named_everywhere(
     assert main(["audit", "unmeasured", "--format", "json"]) == 0
     rows = json.loads(capsys.readouterr().out)["unmeasured"]
     reasons = {(each["reason"], each["calls"]) for each in rows}
-    estimated = {("the provider reported no usage, or only a part: estimated", 2)}
+    estimated = {("estimated: the provider reported no usage, or only a part", 2)}
     assert reasons == {(f"the rate of its {name} is unknown", 2)} | (
         set() if is_known else estimated
     )
