@@ -141,7 +141,10 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
         "traceId": trace,
         "spanId": above,
         "name": f"invoke_agent {agent.name}",
-        "attributes": attributes_of({**said, "session.id": session, **about}),
+        "attributes": attributes_of(
+            {name: said[name] for name in said.keys() - agent.counts.keys()}
+            | {"session.id": session, **about}
+        ),
     }
     call = {
         semconv.OPERATION: "chat",

@@ -173,7 +173,9 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
         stored: The rows of the ledger.
     """
     counted = set(calls)
-    summed = {key for each in counted for key in traces.keys_above(each)}
+    # Also those of calls that another trace has shown.
+    shown = {key for key, span in traces.spans.items() if span.call is not None}
+    summed = {key for each in shown | counted for key in traces.keys_above(each)}
     # So are the agents of calls in the ledger, and the spans above them.
     for owner in stored.owners:
         summed.update((owner, *traces.keys_above(owner)))

@@ -52,7 +52,7 @@ def test_attribute_that_is_not_understood_is_named_everywhere(
     name = NAMES[subject.name]
     calls = [each for each in events if isinstance(each, ModelCall)]
     assert [each.unknown_usage for each in calls] == [(name,)] * 2
-    assert {each.kind for each in calls} == {"measured" if is_known else "unmeasured"}
+    assert {each.kind for each in calls} == {"measured" if is_known else "estimated"}
     assert {each.price for each in calls} == {None}
     warnings = [
         each.getMessage()
