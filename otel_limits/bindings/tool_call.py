@@ -1,18 +1,20 @@
 """A tool call in progress, in any framework: refused at a limit, run, and worded for the model.
 
-A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The two
+A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The
 functions at the beginning wrap the method that runs it.
 """
 
 from __future__ import annotations
 
 import functools
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.halted_agents import is_text_of_halt, raised_text, reworded_text
 from otel_limits.bindings.invocation import invocation_of_task
+from otel_limits.bindings.owned_streams import owned
 from otel_limits.core.internal_errors import (
     report_suppressed,
     suppress_errors,
@@ -30,7 +32,7 @@ from otel_limits.runs.current import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 
     from opentelemetry.context import Context
     from typing_extensions import Self
@@ -95,6 +97,80 @@ def follow_tool_async(begin: Begin) -> Wrapper:
     return wrap
 
 
+def follow_tool_parts(begin: Begin) -> Wrapper:
+    """Follow a method that runs a tool and yields parts, one of which is the result."""
+    guarded = suppress_lapses("binding", has_owner)(begin)
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **options: Any) -> Generator[Any, None, Any]:
+            if (running := guarded(*args, **options)) is None:
+                return (yield from original(*args, **options))
+            if (note := running.refusal()) is not None:
+                yield from running.parts_of_refusal(note)
+                return None
+            parts = iter(original(*args, **options))
+            try:
+                while True:
+                    try:
+                        with running:
+                            part = next(parts)
+                    except StopIteration as end:
+                        running.end_of_parts()
+                        return end.value
+                    except BaseException as error:
+                        running.fail(error)
+                        raise
+                    yield running.shown(part)
+            finally:
+                if hasattr(parts, "close"):
+                    with running:
+                        parts.close()
+
+        return run
+
+    return wrap
+
+
+def follow_tool_parts_async(begin: Begin) -> Wrapper:  # noqa: C901  one story
+    """Do the same as `follow_tool_parts` for an asynchronous method."""
+    guarded = suppress_lapses("binding", has_owner)(begin)
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        async def run(*args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+            if (running := guarded(*args, **options)) is None:
+                async with aclosing(owned(original(*args, **options))) as parts:
+                    async for part in parts:
+                        yield part
+                return
+            if (note := running.refusal()) is not None:
+                for part in running.parts_of_refusal(note):
+                    yield part
+                return
+            parts = owned(aiter(original(*args, **options)))
+            try:
+                while True:
+                    try:
+                        with running:
+                            part = await anext(parts)
+                    except StopAsyncIteration:
+                        running.end_of_parts()
+                        return
+                    except BaseException as error:
+                        running.fail(error)
+                        raise
+                    yield running.shown(part)
+            finally:
+                if hasattr(parts, "aclose"):
+                    with running:
+                        await parts.aclose()
+
+        return run
+
+    return wrap
+
+
 class ToolCallInProgress:
     """One call of a tool, as a context manager while the tool's own code runs.
 
@@ -116,6 +192,8 @@ class ToolCallInProgress:
         self.context: Context | None = None
         """OpenTelemetry's context of its code, once that has run; it may run part by part."""
         self._tokens: tuple[Any, Any, Any] | None = None
+        self._last: Any = ""
+        """The last part of a tool that yields parts."""
 
     @classmethod
     def start(
@@ -176,6 +254,17 @@ class ToolCallInProgress:
             synthetic: The result is the text of a halt, as the answer to the end user.
         """
         return result
+
+    def is_result(self, part: Any) -> bool:  # noqa: ARG002  a tool may yield texts only
+        """Return whether a part of a tool that yields parts is its result.
+
+        By default, the last part is. Its text for the model cannot be changed then.
+        """
+        return False
+
+    def parts_of(self, result: Any) -> Iterable[Any]:
+        """Return the parts of the result of a call that must not run; by default, the result."""
+        return (result,)
 
     def is_pause(self, error: Exception) -> bool:  # noqa: ARG002  few raise one
         """Return whether an exception of the tool is none: it waits for a human, or hands off."""
@@ -241,6 +330,24 @@ class ToolCallInProgress:
             report_suppressed("binding", error)
             self._note("success", "")  # it has run
             return None
+
+    def parts_of_refusal(self, note: str) -> Iterable[Any]:
+        """Return the parts of the result of a call that must not run."""
+        result = self.answer_of(note)
+        return suppress_errors("binding")(self.parts_of)(result) or (result,)
+
+    def shown(self, part: Any) -> Any:
+        """Return a part; if it is the result, note it, with the texts for the model in it."""
+        if suppress_errors("binding")(self.is_result)(part):
+            return self.end(part) or part
+        self._last = part
+        return part
+
+    @suppress_errors("binding")
+    def end_of_parts(self) -> None:
+        """Note that there are no further parts."""
+        if not self.requested.is_answered:
+            self.end(self._last)
 
     def _end(self, result: Any) -> Any:
         run, is_error, text = self.invocation.run, self.is_error(result), self.text_of(result)

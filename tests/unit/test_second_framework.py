@@ -28,6 +28,8 @@ from otel_limits.frameworks import (
     follow_run_parts,
     follow_run_parts_async,
     follow_tool,
+    follow_tool_parts,
+    follow_tool_parts_async,
 )
 from otel_limits.ledger.address import parse
 from otel_limits.runs.current import current
@@ -654,6 +656,120 @@ def test_run_gets_what_its_reader_sends_and_throws(
         "too late",
     ]
     assert rest[-1].reason == ("max_turns" if is_on else "done")
+
+
+# --- tools that yield parts -----------------------------------------------------------------------
+
+
+@dataclass
+class Found:
+    """The result of a tool, after texts that show its progress."""
+
+    text: str
+    failed: bool = False
+
+
+class StreamingBot(BlockingBot):
+    """A bot whose tools yield parts."""
+
+    def call(self, identity: str, name: str, argument: Any) -> str:
+        """Call a tool in a thread that may block."""
+        return self.text_of(list(self.steps(identity, name, argument)))
+
+    async def use(self, identity: str, name: str, argument: Any) -> str:
+        """Do the same with an event loop."""
+        return self.text_of([each async for each in self.steps_async(identity, name, argument)])
+
+    def steps(self, identity: str, name: str, argument: Any) -> Iterator[Any]:  # noqa: ARG002
+        """Yield the parts of a tool."""
+        yield "looking"
+        yield asyncio.run(self.tools[name](argument))
+
+    async def steps_async(self, identity: str, name: str, argument: Any) -> AsyncIterator[Any]:  # noqa: ARG002
+        """Do the same with an event loop."""
+        yield "looking"
+        yield await self.tools[name](argument)
+
+    def text_of(self, parts: list[Any]) -> str:
+        """Return the last part as a text."""
+        return str(getattr(parts[-1], "text", parts[-1]))
+
+
+class StreamedTool(BotTool):
+    """One call of such a tool."""
+
+    def is_result(self, part: Any) -> bool:
+        """Only the result is no text."""
+        return isinstance(part, Found)
+
+    def text_of(self, result: Any) -> str:
+        """The last text is the result of a tool that has no other."""
+        return str(getattr(result, "text", result))
+
+    def with_text(self, result: Any, text: str) -> Any:
+        """Return another result."""
+        return Found(text) if isinstance(result, Found) else text
+
+    def is_error(self, result: Any) -> bool:
+        """Only an object can say so."""
+        return getattr(result, "failed", False)
+
+
+async def fails_to_look(_: Any) -> Any:
+    """A tool whose result is a failure."""
+    return Found("no network", failed=True)
+
+
+async def raises(_: Any) -> Any:
+    """A tool that raises."""
+    raise ValueError("no network")
+
+
+async def asks_another(_: Any) -> Any:
+    """A tool that runs another bot."""
+    return Found(str((await bot(None).run("go")).message["text"]))
+
+
+STREAMED: Final[dict[str, tuple[Any, Limits, str, int, str]]] = {
+    "a text": (look, Limits(max_identical_tool_calls=3), "loop_detected", 3, "nothing"),
+    "a failure": (
+        fails_to_look,
+        Limits(max_consecutive_tool_failures=2),
+        "loop_detected",
+        2,
+        "no network",
+    ),
+    "an exception": (raises, Limits(max_turns=9), "error", 1, ""),
+    "a refusal": (look, Limits(max_tool_calls=2), "max_tool_calls", 3, "Not run: 2 of 2"),
+    "a halted bot": (asks_another, Limits(max_turns=2), "max_turns", 2, "Agent 'bob' stopped"),
+}
+"""By result: the tool, the limits, the reason of the end, the model calls of the bot, and the
+beginning of the last text for the model."""
+
+
+@pytest.mark.parametrize("name", STREAMED)
+@pytest.mark.parametrize("method", ["work", "run"])
+def test_tool_that_yields_parts_is_limited(
+    runtime: Runtime, events: list[Event], name: str, method: str
+) -> None:
+    """Its code belongs to it, and its result is counted, refused and worded."""
+    tool, limits, reason, calls, text = STREAMED[name]
+    runtime.start(Settings(policy=Policy(limits=limits)), [events.append])
+    patches = Patches()
+    patches.wrap(BlockingBot, "work", follow_run(BotRun.begin))
+    patches.wrap(StreamingBot, "steps", follow_tool_parts(StreamedTool.begin))
+    patches.wrap(StreamingBot, "steps_async", follow_tool_parts_async(StreamedTool.begin))
+    patches.wrap(TalkingModel, "answer", follow(BotCall.begin))
+    one = StreamingBot("bob", TalkingModel(), {"look": tool})
+    try:
+        with contextlib.suppress(ValueError):
+            one.work("go", "answer") if method == "work" else run(one)
+    finally:
+        patches.restore()
+    *_, stop = [each for each in events if isinstance(each, Stop)]
+    assert (stop.reason, one.model.calls) == (reason, calls)
+    texts = [each["text"] for each in one.said if each["by"] == "tool"]
+    assert not text or texts[-1].startswith(text)
 
 
 def value(name: str, **labels: str) -> float | None:
