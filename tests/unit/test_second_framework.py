@@ -683,7 +683,8 @@ class StreamingBot(BlockingBot):
     def steps(self, identity: str, name: str, argument: Any) -> Iterator[Any]:  # noqa: ARG002
         """Yield the parts of a tool."""
         yield "looking"
-        yield asyncio.run(self.tools[name](argument))
+        found: Any = self.tools[name](argument)
+        yield asyncio.run(found)
 
     async def steps_async(self, identity: str, name: str, argument: Any) -> AsyncIterator[Any]:  # noqa: ARG002
         """Do the same with an event loop."""

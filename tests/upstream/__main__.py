@@ -126,13 +126,18 @@ class Runner:
         quiet = ["-q", "--disable-warnings", "-p", "no:cacheprovider"]
         # Some files need what the source distribution does not contain.
         quiet += ["--continue-on-collection-errors", f"--timeout={LONGEST_CASE_SECONDS}"]
-        shown = None if tests is None else subprocess.DEVNULL
+        named, shown = tests or self.suite.tests, None if tests is None else subprocess.DEVNULL
         with tempfile.TemporaryDirectory() as directory:
             report = Path(directory) / "report.xml"
             done = subprocess.run(
                 [
-                    *(self.python, "-m", "pytest", *quiet, f"--junit-xml={report}", *options),
-                    *(self.suite.tests if tests is None else tests),
+                    str(self.python),
+                    "-m",
+                    "pytest",
+                    *quiet,
+                    f"--junit-xml={report}",
+                    *options,
+                    *named,
                 ],
                 cwd=self.sources,
                 env={**inherited, **variables},
