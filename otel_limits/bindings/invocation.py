@@ -126,6 +126,8 @@ class InvocationInProgress(Admission):
     """True once it has ended with a question to a person."""
     is_halted: bool = field(default=False, kw_only=True)
     """True once the agent was made to end, by our text or exception or the model's last answer."""
+    last_answer: str | None = field(default=None, kw_only=True)
+    """The text of the model's last answer after a limit, if it gave one."""
     turns: list[RequestedTurn] = field(default_factory=list, kw_only=True)
     """Turns whose tools have not all ended."""
     tools: dict[str, RequestedTool] = field(default_factory=dict, kw_only=True)
@@ -337,10 +339,12 @@ class InvocationInProgress(Admission):
             if paused is not None:
                 self.is_paused, self.interrupts = True, _keys_of(asked)
                 return self.succeed(paused)
-        result = suppress_errors("binding")(self.result_of_halt)(self.text_of(verdict))
+        # The model may have given its last answer, and the agent has called it again.
+        is_ours, text = self.last_answer is None, self.last_answer or self.text_of(verdict)
+        result = suppress_errors("binding")(self.result_of_halt)(text)
         self.halt(verdict, can_show=result is not None)
         if result is not None:
-            result = self._marked(result, verdict, synthetic=True) or result
+            result = self._marked(result, verdict, synthetic=is_ours) or result
         if self.run.raised or result is None:
             raise limit_reached(verdict, self.run.stop(verdict.reason)) from error
         return result

@@ -768,7 +768,7 @@ class ModelCallInProgress(ABC):
         elif (flaw := self.flaw_of_last(text)) is not None:
             self.failed_last = replace(verdict, remark=failed_remark(flaw))
         else:
-            invocation.is_halted = True
+            invocation.is_halted, invocation.last_answer = True, text
             self.run.halt(verdict, "wrapped_up")
             self.end_with_last(answer, text)
             write_halt(invocation.span, verdict, self.run, synthetic=False)

@@ -243,6 +243,30 @@ def test_last_answer_ends_a_bot(runtime: Runtime, tmp_path: Path) -> None:
     assert not otel_limits.is_synthetic(ending.message)
 
 
+def test_agent_that_calls_a_model_after_the_last_answer_ends_with_that(runtime: Runtime) -> None:
+    """Its framework does not take that for the end."""
+
+    class Restless(Bot):
+        async def run(self, text: Any, show: Any = len) -> Ending:
+            await super().run(text, show)
+            return await super().run("Are you sure?", show)
+
+    runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="wrap_up")))
+    one = Restless("bob", Scripted(None, None, "an answer"), {"look": look})
+    patches = Patches()
+    patches.wrap(Bot, "run", lambda of_bots: of_bots.__wrapped__)
+    patches.wrap(Restless, "run", follow_run_async(BotRun.begin))
+    try:
+        ending = run(one)
+    finally:
+        patches.restore()
+    assert (ending.message["text"], one.model.calls) == ("an answer", 3)
+    stop = otel_limits.stop_of(ending)
+    assert stop is not None
+    assert (stop.reason, stop.action) == ("max_turns", "wrapped_up")
+    assert not otel_limits.is_synthetic(ending.message)
+
+
 def test_action_raise_raises(runtime: Runtime) -> None:
     """The limit's error."""
     runtime.start(Settings(policy=Policy(limits=Limits(max_turns=2), action="raise")))
