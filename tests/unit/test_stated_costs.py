@@ -59,7 +59,7 @@ def quote(vendor: str | None, model: str, fields: dict[str, Any], **own: Price) 
 def test_cost_of_the_vendor_that_bills_is_the_price(
     vendor: str, model: str, fields: dict[str, Any], amount: str
 ) -> None:
-    """To the last digit, and the price list's is beside it."""
+    """To the last digit, next to the price of the list."""
     found = quote(vendor, model, fields)
     assert (found.price, found.source, found.version) == (Decimal(amount), "stated", vendor)
     assert (found.stated, found.listed) == (Decimal(amount), Decimal(LISTED[model]))

@@ -170,7 +170,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_difference_has_its_cause(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever the form of the bill, the tokens and the cost of each cause are exact."""
+    """In every form of bill, the tokens and the cost of each cause are exact."""
     files = files_of(tmp_path, form)
     for change, expected in EXPECTED.items():
         ledger = tmp_path / f"{change}.db"
@@ -199,7 +199,7 @@ def saved(folder: Path, *texts: str) -> list[Path]:
 def test_calls_imported_from_the_log_confirm_nothing(
     tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A log that was imported would agree with itself, whatever the agents have done."""
+    """A log that was imported would always agree with itself."""
     write(ledger.address, *book_of("litellm", "nothing"))
     with closing(sqlite3.connect(ledger.path)) as connection, connection:
         statement = "UPDATE otel_limits_model_calls SET source = 'import', agent = 'litellm'"
