@@ -13,6 +13,7 @@ from otel_limits.frameworks import (
     InFlightCall,
     InvocationInProgress,
     ModelCallInProgress,
+    ScriptedRun,
     ToolAnswer,
     ToolCallInProgress,
     Usage,
@@ -26,7 +27,7 @@ from otel_limits.frameworks import (
 from tests.bots import Bot, Ending, Message, Model, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
 
 @dataclass(eq=False)
@@ -133,19 +134,19 @@ class BotFramework(BaseFramework):
         message = getattr(result, "message", result)
         return message.get(MARKER) if isinstance(message, dict) else None
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        asked = itertools.count(1)
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        script, asked = iter(run.script), itertools.count(1)
 
-        class Runaway(Model):
+        class Scripted(Model):
             async def ask(self, messages: Any, tools: Any) -> Reply:  # noqa: ARG002
-                number = next(asked)
-                return Reply(tools=[] if number > most_calls else [(str(number), "look", None)])
+                number, answer = next(asked), next(script)
+                return Reply(answer.text, [(str(number), name, None) for name, _ in answer.tools])
 
-        async def look(_: Any) -> str:
-            observe()
-            return "nothing"
+        def tool(name: str) -> Any:
+            return lambda _: asyncio.to_thread(run.tools[name])
 
-        ending = asyncio.run(Bot("runaway", Runaway(), {"look": look}).run("go"))
+        tools = {name: tool(name) for name in run.tools}
+        ending = asyncio.run(Bot(run.agent, Scripted(), tools).run("go"))
         return next(asked) - 1, ending.reason
 
 

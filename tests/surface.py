@@ -177,7 +177,7 @@ def public_names() -> Iterator[str]:
 FOR_BINDINGS: Final[Mapping[str, Sequence[str]]] = {
     "BaseFramework": (
         *("host", "invocation", "patches", "stop_reasons", "successes"),
-        *("gaps", "marker_of", "release", "run_away", "stops_of", "watch"),
+        *("gaps", "marker_of", "release", "run_script", "stops_of", "watch"),
     ),
     "InvocationInProgress": (
         *("start_if_on", "reason_of", "result_of_halt", "result_of_question", "interrupts_of"),

@@ -11,10 +11,11 @@ from otel_limits.core.errors import stop_of_error
 from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap, Host
     from otel_limits.bindings.invocation import InvocationInProgress
+    from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
     from otel_limits.otel.span_names import SpanNames
 
@@ -23,7 +24,7 @@ class BaseFramework(ABC):
     """A framework whose names are not checked, and whose spans are made by otel-limits.
 
     A binding overrides what is different: at least `invocation`, `watch`, `marker_of` and
-    `run_away`.
+    `run_script`.
     """
 
     name = module = distribution = binding = requirement = ""
@@ -78,12 +79,8 @@ class BaseFramework(ABC):
         return [stop_from_json(each) for each in self.markers_of(result)]
 
     @abstractmethod
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run an agent with a scripted model, for `otel-limits doctor`.
-
-        Args:
-            most_calls: How often the model requests a tool; then it answers.
-            observe: Called by the tool.
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor` and `otel-limits demo`.
 
         Returns:
             The number of its model calls, and the reason for its end.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
+    from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
     from otel_limits.otel.span_names import SpanNames
@@ -149,12 +150,8 @@ class Framework(Protocol):
     def stops_of(self, result: Any) -> Sequence[Stop]:
         """Return the stops in a message, a result or an exception, in their order."""
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run an agent with a scripted model, for `otel-limits doctor`.
-
-        Args:
-            most_calls: How often the model requests a tool; then it answers.
-            observe: Called by the tool.
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run an agent with a scripted model, for `otel-limits doctor` and `otel-limits demo`.
 
         Returns:
             The number of its model calls, and the reason for its end.

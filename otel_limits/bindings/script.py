@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 
 SUMS: Final = ("inputTokens", "outputTokens", "totalTokens")
@@ -67,12 +67,38 @@ def tokens(total: int) -> dict[str, int]:
     return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
 
 
-def runaway_script(searches: int) -> list[Answer]:
-    """Script an agent that searches again and again, with a longer prompt each time.
+@dataclass(frozen=True, kw_only=True)
+class ScriptedRun:
+    """One call of an agent whose model answers from a script."""
+
+    agent: str
+    """Its name."""
+    script: Iterable[Answer]
+    tools: Mapping[str, Callable[[], str]]
+    """Its tools, by name. Their arguments are ignored."""
+    model: str = "scripted"
+    """The ID of its model."""
+    base_url: str = ""
+    """Address of the model's vendor. It is never called."""
+
+
+MOST_TURNS: Final = 10_000
+"""A limit of the framework on its turns, which no script reaches."""
+
+
+def runaway(searches: int, observe: Callable[[], None]) -> ScriptedRun:
+    """Make an agent search again and again, with a longer prompt each time.
 
     Args:
         searches: After these, it answers.
+        observe: Called by the tool.
     """
     prompts = [tokens(150 + 75 * number) for number in range(1, searches + 2)]
     asks = [uses("search", usage=prompt) for prompt in prompts[:-1]]
-    return [*asks, says("not halted", usage=prompts[-1])]
+
+    def search() -> str:
+        observe()
+        return "nothing found"
+
+    script = [*asks, says("not halted", usage=prompts[-1])]
+    return ScriptedRun(agent="runaway", script=script, tools={"search": search})

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.base_framework import BaseFramework
     from otel_limits.bindings.framework import Framework, Gap, Host
+    from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
     from otel_limits.otel.span_names import SpanNames
 
@@ -303,9 +304,9 @@ class ThirdPartyFramework:
     def _stops_of(self, result: Any) -> Sequence[Stop]:
         return () if self._binding is None else tuple(self._binding.stops_of(result))
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run an agent with a scripted model, for `otel-limits doctor`."""
-        return self.load().run_away(most_calls, observe)
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run an agent with a scripted model."""
+        return self.load().run_script(run)
 
     def load(self) -> BaseFramework:
         """Import the binding, once.

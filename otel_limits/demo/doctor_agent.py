@@ -54,6 +54,7 @@ def call(name: str, module: str) -> dict[str, Any]:
     """Call the agent of a framework; return its model calls and the reason for its end."""
     import_module(module)  # before otel-limits, in a child process as well
     from otel_limits.bindings.known import FRAMEWORKS, know_installed
+    from otel_limits.bindings.script import runaway
     from otel_limits.runs.current import current
 
     know_installed()  # in a process that is not limited, too
@@ -63,7 +64,7 @@ def call(name: str, module: str) -> dict[str, Any]:
             WITH_SPANS.add(name)
 
     framework = next(each for each in FRAMEWORKS if each.name == name)
-    calls, reason = framework.run_away(MOST_CALLS, observe)
+    calls, reason = framework.run_script(runaway(MOST_CALLS, observe))
     return {"calls": calls, "reason": reason}
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from otel_limits.bindings.probing import release
+from otel_limits.bindings.script import runaway
 from otel_limits.core.events import Event, Stop
 from otel_limits.core.stop_json import stop_to_json
 from otel_limits.core.version import own_version
@@ -158,7 +159,7 @@ def play(framework: Framework, scenario: Scenario) -> ScenarioOutcome:
     logger.addHandler(recorder)
     try:
         RUNTIME.start(settings, [events.append])
-        calls, reason = framework.run_away(SEARCHES, lambda: None)
+        calls, reason = framework.run_script(runaway(SEARCHES, lambda: None))
         obstacles = RUNTIME.enforcement(framework.name).obstacles
     finally:
         RUNTIME.stop()

@@ -137,7 +137,7 @@ def test_unfollowed_agent_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Instead of results that otel-limits did not count."""
-    monkeypatch.setattr(type(STRANDS), "run_away", lambda *_: (22, "end_turn"))
+    monkeypatch.setattr(type(STRANDS), "run_script", lambda *_: (22, "end_turn"))
     assert main(["demo"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("otel-limits demo: strands-agents ")
@@ -152,7 +152,7 @@ def test_interrupted_demo_ends_without_traceback(
     def interrupt(*_: object) -> ScenarioOutcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(STRANDS), "run_away", interrupt)
+    monkeypatch.setattr(type(STRANDS), "run_script", interrupt)
     assert main(["demo"]) == 130
     assert capsys.readouterr().err == ""
     assert not RUNTIME.is_on

@@ -17,9 +17,10 @@ from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap
+    from otel_limits.bindings.script import ScriptedRun
 
 GRAPHS: Final = "langgraph.pregel.main"
 MODELS: Final = "langchain_core.language_models.chat_models"
@@ -130,11 +131,11 @@ class LangChainFramework(BaseFramework):
         """Return the stops in a state or a message, in their order."""
         return markers_of(result)
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run a graph with a scripted model, for `otel-limits doctor`."""
-        from otel_limits.bindings.langchain.runaway_graph import run_away
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run a graph with a scripted model."""
+        from otel_limits.bindings.langchain.scripted_graph import run_script
 
-        return run_away(most_calls, observe)
+        return run_script(run)
 
 
 INHERITED: Final = ("Pregel", "astream_events")

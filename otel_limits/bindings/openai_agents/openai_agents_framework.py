@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap
+    from otel_limits.bindings.script import ScriptedRun
 
 RESULTS: Final = "agents.result"
 RUNNER: Final = "agents.run"
@@ -156,11 +157,11 @@ class OpenAIAgentsFramework(BaseFramework):
         """Return the stops in a run's result, in their order."""
         return markers_of(result)
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run an agent with a scripted model, for `otel-limits doctor`."""
-        from otel_limits.bindings.openai_agents.runaway_agent_run import run_away
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run an agent with a scripted model."""
+        from otel_limits.bindings.openai_agents.scripted_agent_run import run_script
 
-        return run_away(most_calls, observe)
+        return run_script(run)
 
 
 def _wrapped(module: str, name: str, original: Any) -> Any:

@@ -11,9 +11,10 @@ from otel_limits.bindings.base_framework import BaseFramework
 from otel_limits.bindings.strands.marks import SPANS, marker_of, stops_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from otel_limits.bindings.framework import Gap
+    from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
     from otel_limits.otel.span_names import SpanNames
 
@@ -117,9 +118,9 @@ class StrandsFramework(BaseFramework):
         """Return the stops in a result or an exception, in their order."""
         return stops_of(result)
 
-    def run_away(self, most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-        """Run the agent of `otel-limits doctor`."""
-        found: tuple[int, str] = _module("runaway_agent").run_away(most_calls, observe)
+    def run_script(self, run: ScriptedRun) -> tuple[int, str]:
+        """Run an agent with a scripted model."""
+        found: tuple[int, str] = _module("scripted_agent").run_script(run)
         return found
 
 

@@ -1,32 +1,27 @@
-"""The runaway graph of `otel-limits doctor`, of LangGraph alone: LangChain may be missing."""
+"""Graphs of the commands `doctor` and `demo`, of LangGraph alone: LangChain may be missing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.messages import AIMessage, HumanMessage
-from langchain_core.tools import tool
+from langchain_core.tools import StructuredTool
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 
 from otel_limits.bindings.langchain.halt_marks import markers_of
 from otel_limits.bindings.langchain.scripted_chat_model import ScriptedChatModel
-from otel_limits.bindings.script import runaway_script
+from otel_limits.bindings.script import MOST_TURNS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_limits.bindings.script import ScriptedRun
 
-def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
-    """Run a graph that calls a tool `most_calls` times unless it is halted."""
 
-    @tool
-    def search() -> str:
-        """Search."""
-        observe()
-        return "nothing found"
-
-    model = ScriptedChatModel(runaway_script(most_calls))
+def run_script(run: ScriptedRun) -> tuple[int, str]:
+    """Run a graph until its script ends or it is halted."""
+    model = ScriptedChatModel(run.script, model=run.model, base_url=run.base_url)
 
     def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [model.invoke(state["messages"])]}
@@ -37,11 +32,20 @@ def run_away(most_calls: int, observe: Callable[[], None]) -> tuple[int, str]:
 
     graph = StateGraph(MessagesState)
     graph.add_node("think", think)
-    graph.add_node("tools", ToolNode([search]))
+    graph.add_node("tools", ToolNode([make_tool(*each) for each in run.tools.items()]))
     graph.add_edge(START, "think")
     graph.add_conditional_edges("think", further)
     graph.add_edge("tools", "think")
-    runaway = graph.compile(name="runaway")
-    state = runaway.invoke({"messages": [HumanMessage("go")]}, {"recursion_limit": 3 * most_calls})
+    compiled = graph.compile(name=run.agent)
+    state = compiled.invoke({"messages": [HumanMessage("go")]}, {"recursion_limit": MOST_TURNS})
     stops = markers_of(state)
     return model.calls, stops[-1]["reason"] if stops else "end_turn"
+
+
+def make_tool(name: str, action: Callable[[], str]) -> StructuredTool:
+    """Make a tool that calls a function without arguments."""
+
+    def act(query: str = "") -> str:  # noqa: ARG001  it tells calls apart
+        return action()
+
+    return StructuredTool.from_function(act, name=name, description=name)
