@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from typing import Any, Final
 
 from otel_limits.bindings.installed import installed_frameworks, missing_framework
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
+from otel_limits.core.values import PORT
 
 HELP: Final = """\
 Demo a runaway agent with and without limits.
 
-Runs the same agent four times: without limits, with max_turns, with max_token_budget and with
-action=observe. Its model is scripted, so it needs no network and no credentials. It is an agent of
-the framework that is installed: Strands, LangGraph or the OpenAI Agents SDK.
+Runs the same agent twice: without limits and with max_turns. Its model is scripted, so it needs no
+network and no credentials. It is an agent of the framework that is installed: Strands, LangGraph or
+the OpenAI Agents SDK.
+
+With --serve, runs a fleet of such agents until Ctrl-C, with metrics, quotas and a ledger in a new
+temporary directory, to try `otel-limits top`, `otel-limits audit` and dashboards on.
 
 With --record, writes a sample ledger instead: four weeks of a fleet of agents, to try
 `otel-limits audit` on.
 """
 
 FAILED: Final = 1
+DEFAULT_PORT: Final = 9464
 INTERRUPTED: Final = 130
 """As shells report Ctrl-C: 128 + SIGINT."""
 
@@ -28,8 +33,17 @@ INTERRUPTED: Final = 130
 def add(commands: Any) -> None:
     """Add `demo`."""
     command = add_command(commands, "demo", HELP, demo)
-    command.add_argument("--record", metavar="DIR", help="write a sample ledger to DIR/ledger.db")
-    command.add_argument("--json", action="store_true", help="print JSON only")
+    kinds = command.add_mutually_exclusive_group()
+    kinds.add_argument(
+        "--serve",
+        metavar="PORT",
+        nargs="?",
+        type=_port,
+        const=DEFAULT_PORT,
+        help=f"run a fleet, with /metrics on 127.0.0.1:PORT (default: {DEFAULT_PORT})",
+    )
+    kinds.add_argument("--record", metavar="DIR", help="write a sample ledger to DIR/ledger.db")
+    kinds.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def demo(options: Namespace) -> int:
@@ -37,14 +51,24 @@ def demo(options: Namespace) -> int:
     if options.record is not None:
         from otel_limits.demo.record import record
 
-        if options.json:
-            return refuse(["--record cannot be combined with other options."])
         return record(options.record)
     if (missing := missing_framework()) is not None:
         return refuse([missing], FAILED)
-    from otel_limits.demo.main import main as play
-
+    framework = installed_frameworks()[0]
     try:
-        return play(installed_frameworks()[0], None if options.json else console())
+        if options.serve is not None:
+            from otel_limits.demo.serve import serve
+
+            return serve(framework, options.serve)
+        from otel_limits.demo.main import main as play
+
+        return play(framework, None if options.json else console())
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _port(text: str) -> int:
+    try:
+        return PORT.of_text("PORT", text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None

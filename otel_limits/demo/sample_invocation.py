@@ -164,17 +164,11 @@ def make_invocation(plan: Plan, chance: Random, parent: Invocation | None) -> In
 def model_call(
     plan: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> ModelCall:
-    """Create a model call; its prompt contains the conversation and the new tool results."""
+    """Create a model call."""
     model = plan.agent.model
-    output = 60 + int(240 * chance.random())
-    prompt = done.prompt + plan.agent.result // 2 + int(plan.agent.result * chance.random())
-    prompt = plan.agent.prompt if turn == 1 else prompt
-    read = 0 if model.price.cache_write is None else done.prompt
-    written = 0 if model.price.cache_write is None else prompt - done.prompt
-    usage = Usage(input=prompt, output=output, cache_read=read, cache_write=written)
+    usage = draw_usage(plan.agent, turn, done.prompt, chance)
     is_reported = chance.random() >= UNREPORTED
-    # 0.4 s to the first token, then 80 tokens per second.
-    seconds = round(0.4 + output / 80, 3)
+    seconds = seconds_of_call(usage)
     done.at += seconds
     call = ModelCall(
         invocation=invocation, number=turn, model=model.name,
@@ -187,9 +181,31 @@ def model_call(
         turn=turn, iteration=turn, after_tools=done.after, at=done.at,
     )  # fmt: skip
     done.calls.append(call)
-    done.prompt = prompt
+    done.prompt = usage.input
     done.after = {}
     return call
+
+
+def draw_usage(agent: Agent, turn: int, last: int, chance: Random) -> Usage:
+    """Draw the usage of a call: its prompt has the conversation and the new tool results.
+
+    Args:
+        agent: The agent.
+        turn: The number of the call, from 1.
+        last: Tokens of the previous prompt.
+        chance: The source of randomness.
+    """
+    output = 60 + int(240 * chance.random())
+    prompt = last + agent.result // 2 + int(agent.result * chance.random())
+    prompt = agent.prompt if turn == 1 else prompt
+    if agent.model.price.cache_write is None:
+        return Usage(input=prompt, output=output)
+    return Usage(input=prompt, output=output, cache_read=last, cache_write=prompt - last)
+
+
+def seconds_of_call(usage: Usage) -> float:
+    """Return the duration of a call: 0.4 s to the first token, then 80 tokens per second."""
+    return round(0.4 + usage.output / 80, 3)
 
 
 def failed_call(invocation: Invocation, done: RunState) -> ModelCall:
@@ -209,27 +225,42 @@ def tool_calls(
     plan: Plan, invocation: Invocation, turn: int, done: RunState, chance: Random
 ) -> Iterator[ToolCall]:
     """Yield the tool call of a turn."""
-    is_stuck = plan.incident is not None and plan.incident.is_stuck
-    # An agent is stuck with the last of its tools.
-    tool = plan.agent.tools[-1 if is_stuck else int(len(plan.agent.tools) * chance.random())]
-    status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
-    is_again = is_stuck or (chance.random() < REPEATING and status == "success")
-    seconds = round(0.1 + 1.5 * chance.random(), 3)
-    done.at += seconds
+    drawn = draw_tool(plan, chance)
+    done.at += drawn.seconds
     done.tool_calls += 1
-    done.after = {tool: 1}
+    done.after = {drawn.tool: 1}
     # Equal fingerprints mark repeated calls.
-    identity = f"{invocation.id} {tool} {'' if is_again else done.tool_calls}"
+    identity = f"{invocation.id} {drawn.tool} {'' if drawn.is_again else done.tool_calls}"
     yield ToolCall(
         invocation=invocation,
         number=done.tool_calls,
-        tool=tool,
-        status=status,
-        seconds=seconds,
+        tool=drawn.tool,
+        status=drawn.status,
+        seconds=drawn.seconds,
         fingerprint=blake2s(identity.encode(), digest_size=16).hexdigest(),
         turn=turn,
         at=done.at,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTool:
+    """A tool call before it is made."""
+
+    tool: str
+    status: ToolStatus
+    is_again: bool
+    """Whether it has the arguments of an earlier call."""
+    seconds: float
+
+
+def draw_tool(plan: Plan, chance: Random) -> DrawnTool:
+    """Draw the tool call of a turn; a stuck agent repeats that of its last tool."""
+    is_stuck = plan.incident is not None and plan.incident.is_stuck
+    tool = plan.agent.tools[-1 if is_stuck else int(len(plan.agent.tools) * chance.random())]
+    status: ToolStatus = "error" if chance.random() < FAILING and not is_stuck else "success"
+    is_again = is_stuck or (chance.random() < REPEATING and status == "success")
+    return DrawnTool(tool, status, is_again, round(0.1 + 1.5 * chance.random(), 3))
 
 
 def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:

@@ -144,5 +144,6 @@ def test_unwritable_directory_is_reported(
 
 def test_record_rejects_other_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No option is ignored silently."""
-    assert main(["demo", "--record", str(tmp_path), "--json"]) == 2
-    assert "--record cannot be combined" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["demo", "--record", str(tmp_path), "--json"])
+    assert "argument --json: not allowed with argument --record" in capsys.readouterr().err
