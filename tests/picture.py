@@ -15,9 +15,9 @@ from otel_limits.demo.main import main
 from tests.paths import ROOT
 
 PICTURE: Final = ROOT / ".github/pictures/demo.svg"
-LAST_LINE: Final = "because the action is observe."
-"""The end of the picture. The rest of the output is too long for a README."""
 FONT: Final = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
+CLIPPING: Final = re.compile(r'<clipPath .*?</clipPath>\s*| clip-path="[^"]*"', re.DOTALL)
+"""Cuts off the lower part of the last line, and so its underscores."""
 ID: Final = "otel-limits-demo"
 
 
@@ -29,12 +29,13 @@ def recorded() -> Text:
 
 
 def drawn(shown: Text) -> str:
-    """Draw its first part as an SVG that loads no external font."""
-    end = shown.plain.index(LAST_LINE) + len(LAST_LINE)
-    screen = Console(file=io.StringIO(), record=True, width=106, highlight=False)
-    screen.print(Text.from_markup("[bold green]$[/] otel-limits demo\n") + shown[:end])
+    """Draw it as an SVG that loads no external font."""
+    screen = Console(file=io.StringIO(), record=True, width=100, highlight=False)
+    screen.print(Text.from_markup("[bold green]$[/] otel-limits demo\n") + shown, end="")
     svg = screen.export_svg(title="otel-limits demo", unique_id=ID)
-    svg = FONT.sub("", svg).replace("Fira Code, monospace", "ui-monospace, Menlo, monospace")
+    svg = CLIPPING.sub("", FONT.sub("", svg)).replace(
+        "Fira Code, monospace", "ui-monospace, Menlo, monospace"
+    )
     # The repository has no trailing whitespace.
     return "".join(f"{line.rstrip()}\n" for line in svg.splitlines())
 
@@ -43,7 +44,7 @@ def lines_of(svg: str) -> list[str]:
     """Return the text lines of a picture."""
     rows: dict[str, str] = {}
     for row, text in re.findall(r'<text [^>]*\by="([\d.]+)"[^>]*>([^<]*)</text>', svg):
-        rows[row] = rows.get(row, "") + html.unescape(text)
+        rows[row] = rows.get(row, "") + html.unescape(text).replace("\xa0", " ")
     return list(rows.values())
 
 

@@ -1,4 +1,4 @@
-"""The demo: a runaway agent with a scripted model, four times, in this process.
+"""The demo: a runaway agent with a scripted model, without and with a limit, in this process.
 
 The agent is that of the installed framework. Only the environment differs between the scenarios.
 """
@@ -26,7 +26,6 @@ from otel_limits.core.stop_json import stop_to_json
 from otel_limits.core.version import own_version
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.settings_reader import read_settings
-from otel_limits.settings.table import PREFIX
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,15 +36,15 @@ SEARCHES: Final = 21
 """After these, the model answers. Enough to show a runaway."""
 MOST_CALLS: Final = SEARCHES + 1
 FAILED: Final = 1
-BAR_WIDTH: Final = 18
 NARROW: Final = 100
 """Below this width, bars are omitted."""
 
 NEXT_STEPS: Final = (
-    ("export OTEL_LIMITS_MAX_TURNS=30 OTEL_LIMITS_MAX_TOKEN_BUDGET=100000", "set your limits"),
-    ("otel-limits check", "show settings and sources"),
-    ("otel-limits run -- python app.py", "run your program with them"),
-    ("otel-limits run --prometheus-port 9464 -- python app.py", "and serve /metrics"),
+    (
+        "Your own program, whose code stays the same",
+        "otel-limits run --max-turns 30 -- python app.py",
+    ),
+    ("Dashboards and audits with data, of a fleet", "otel-limits demo --serve"),
 )
 
 
@@ -62,16 +61,6 @@ class Scenario:
 SCENARIOS: Final = (
     Scenario(name="no_limits", ends_with="end_turn", variables={}),
     Scenario(name="max_turns", ends_with="max_turns", variables={"OTEL_LIMITS_MAX_TURNS": "6"}),
-    Scenario(
-        name="max_token_budget",
-        ends_with="max_token_budget",
-        variables={"OTEL_LIMITS_MAX_TOKEN_BUDGET": "5000"},
-    ),
-    Scenario(
-        name="observe",
-        ends_with="end_turn",
-        variables={"OTEL_LIMITS_MAX_TURNS": "6", "OTEL_LIMITS_ACTION": "observe"},
-    ),
 )
 
 
@@ -93,7 +82,7 @@ class ScenarioOutcome:
         """The cause of its end, and its color: red if it ran away, green if it was halted."""
         if self.stop.action == "halted":
             return "halted by otel-limits", "green"
-        return f"ran away{', logged only' if self.stop.action == 'observed' else ''}", "red"
+        return "ran away", "red"
 
 
 class UnlimitedError(Exception):
@@ -178,65 +167,51 @@ def play(framework: Framework, scenario: Scenario) -> ScenarioOutcome:
 
 def show(screen: Console, framework: Framework, outcomes: Sequence[ScenarioOutcome]) -> None:
     """Print what happened, and what to do next."""
-    screen.print("A runaway agent: it searches, finds nothing, and searches again", style="bold")
-    screen.print("Each search is another model call, with a longer prompt.\n")
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim")
-    grid.add_column(overflow="fold")
-    grid.add_row("agent", f"{outcomes[0].stop.agent}, of {framework.distribution}, with one tool")
-    grid.add_row("model", "scripted: no network, no credentials, no cost")
-    grid.add_row("limits", "set only in the environment; the agent's code is unchanged")
-    screen.print(grid)
-    screen.print()
+    without, limited = outcomes
+    screen.print("A runaway agent: it searches, finds nothing, and searches again.", style="bold")
+    screen.print(f"{release(framework)}, with a scripted model: no network, no credentials.\n")
     screen.print(scenario_table(outcomes, screen.width))
+    for line in (line for line in limited.log if " max_" in line):
+        screen.print(f"\n{line}", style="dim")
+    calls, tokens = without.calls, without.stop.usage.total
+    share = 1 - limited.stop.usage.total / tokens
     screen.print(
-        f"\nThe demo ends after {SEARCHES} searches. Otherwise, the runs that were not halted "
-        "would never end.\n"
-        "Tokens are known after each call, so a token budget can be exceeded by one call."
+        f"\nSaved {calls - limited.calls} of {calls} model calls and {share:.0%} of {tokens:,} "
+        "tokens, as each prompt is longer than the last.",
+        style="bold",
     )
-    screen.print("\nLog messages, one per reached limit", style="bold")
-    for line in (line for outcome in outcomes for line in outcome.log if " max_" in line):
-        # Unwrapped, so it can be copied and searched for.
-        screen.print(line, soft_wrap=True)
-    screen.print("\nNext steps", style="bold")
-    steps = Table.grid(padding=(0, 2, 0, 0))
-    steps.add_column(style="bold cyan", overflow="fold")
-    steps.add_column(style="dim", overflow="fold")
-    for command, purpose in NEXT_STEPS:
-        steps.add_row(command, purpose)
-    screen.print(steps)
+    screen.print(f"Without a limit it ended only because the demo ends after {SEARCHES} searches.")
+    for purpose, command in NEXT_STEPS:
+        screen.print(f"\n{purpose}:")
+        screen.print(f"  {command}", style="bold cyan")
 
 
 def scenario_table(outcomes: Sequence[ScenarioOutcome], width: int) -> Table:
     """Return a table of the scenarios, without bars on a narrow screen."""
     is_narrow = width < NARROW
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column(f"{PREFIX}...", no_wrap=True)
+    table.add_column("", no_wrap=True)
     if not is_narrow:
         table.add_column("model calls", no_wrap=True)
     table.add_column("calls" if is_narrow else "", justify="right", no_wrap=True)
     table.add_column("tokens", justify="right", no_wrap=True)
     table.add_column("stop reason", overflow="fold")
-    if not is_narrow:
-        table.add_column("", overflow="fold")
     for outcome in outcomes:
         text, color = outcome.verdict
         bar = ProgressBar(
             total=MOST_CALLS,
             completed=outcome.calls,
-            width=BAR_WIDTH,
+            width=MOST_CALLS,
             complete_style=color,
             finished_style=color,
         )
-        end = Text(outcome.reason, style=f"bold {color}"), Text(text, style=color)
-        variables = outcome.scenario.variables.items()
         table.add_row(
-            " ".join(f"{name.removeprefix(PREFIX)}={value}" for name, value in variables)
+            " ".join(f"{name}={value}" for name, value in outcome.scenario.variables.items())
             or "no limits",
             *(() if is_narrow else (bar,)),
             str(outcome.calls),
             f"{outcome.stop.usage.total:,}",
-            *((Text("\n").join(end),) if is_narrow else end),
+            Text.assemble((outcome.reason, f"bold {color}"), (f" ({text})", color)),
         )
     return table
 
