@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.limits import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 SUMS: Final = ("inputTokens", "outputTokens", "totalTokens")
@@ -31,10 +31,20 @@ class Answer:
     """Raised after the chunks, or immediately if there are none."""
 
 
-def details_in(answer: Answer) -> dict[str, int]:
-    """Return other counts of the usage than input, output and total."""
+CACHED: Final = ("cacheReadInputTokens", "cacheWriteInputTokens")
+"""Input read from a cache and written to it, as Strands names them."""
+
+
+def details_in(answer: Answer, cached: Sequence[str] = CACHED) -> dict[str, int]:
+    """Return other counts of the usage than input, output and total.
+
+    Args:
+        answer: The answer.
+        cached: The framework's names of cached input.
+    """
+    names = dict(zip(CACHED, cached, strict=True))
     usage = answer.usage or {}
-    return {name: usage[name] for name in usage if name not in SUMS}
+    return {names.get(name, name): usage[name] for name in usage if name not in SUMS}
 
 
 def says(text: str, **changes: Any) -> Answer:
@@ -78,8 +88,6 @@ class ScriptedRun:
     """Its tools, by name. Their arguments are ignored."""
     model: str = "scripted"
     """The ID of its model."""
-    base_url: str = ""
-    """Address of the model's vendor. It is never called."""
 
 
 MOST_TURNS: Final = 10_000

@@ -16,6 +16,7 @@ from opentelemetry import baggage, context
 from otel_limits.bindings.script import Answer, ScriptedRun, fails, says, uses
 from otel_limits.core.limits import LIMITS, Limits
 from otel_limits.demo.sample_fleet import (
+    AGENTS,
     DATA,
     FLEET,
     INCIDENTS,
@@ -36,6 +37,7 @@ from otel_limits.runs.registry import kill
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
+    from otel_limits.core.usage import Usage
 
 DAY_SECONDS: Final = 60.0
 DAYS_OF_WEEK: Final = 7
@@ -54,7 +56,7 @@ def live_policy() -> dict[str, Any]:
     agents: dict[str, Any] = {
         agent.name: {"limits": limits_json(agent.limits)}
         | ({"action": "observe"} if agent.name in BURNING else {})
-        for agent in FLEET
+        for agent in AGENTS.values()
     }
     return {
         "agents": agents | live["agents"],
@@ -63,6 +65,17 @@ def live_policy() -> dict[str, Any]:
             for name, model in DATA["models"].items()
         },
         "quotas": live["quotas"],
+    }
+
+
+def usage_json(usage: Usage) -> dict[str, int]:
+    """Return the usage that a model reports, with the names of `Answer.usage`."""
+    cached = {"cacheReadInputTokens": usage.cache_read, "cacheWriteInputTokens": usage.cache_write}
+    return {
+        "inputTokens": usage.input,
+        "outputTokens": usage.output,
+        "totalTokens": usage.total,
+        **{name: count for name, count in cached.items() if count},
     }
 
 
@@ -102,7 +115,8 @@ class LiveFleet:
         self.stopping.set()
         end = time.monotonic() + LONGEST_STOP_SECONDS
         for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():  # not if it was interrupted before all were started
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _work(self, agent: Agent, worker: int) -> None:
         """Call an agent again and again until the fleet stops."""
@@ -165,7 +179,6 @@ class LiveInvocation:
                 script=self.answers(),
                 tools=dict.fromkeys(agent.tools, self.use_tool),
                 model=agent.model.name,
-                base_url=DATA["models"][agent.model.name]["base_url"],
             )
         )
 
@@ -177,8 +190,7 @@ class LiveInvocation:
             last = usage.input
             if self.fleet.stopping.wait(seconds_of_call(usage)):
                 break
-            reported = {"inputTokens": usage.input, "outputTokens": usage.output}
-            reported["totalTokens"] = usage.total
+            reported = usage_json(usage)
             if turn == self.plan.turns and not (incident and incident.is_stuck):
                 yield self.last_answer(incident, reported)
                 return

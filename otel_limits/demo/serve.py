@@ -71,22 +71,19 @@ def serve(framework: Framework, port: int) -> int:
         socket.create_server((HOST, port)).close()
     except OSError as error:
         why = os.strerror(error.errno or 0)  # without the address that Python adds
-        sys.stderr.write(
-            f"otel-limits demo: Cannot serve metrics on {HOST}:{port}: {why}. "
-            f"Choose another port, e.g. --serve {port + 1}.\n"
+        return refuse(
+            f"Cannot serve metrics on {HOST}:{port}: {why}. "
+            f"Choose another port, e.g. --serve {port + 1}."
         )
-        return BAD_ARGUMENT
+    scrape = SCRAPE_CONFIG.format(address=f"{HOST}:{port}")
+    try:
+        directory = make_directory(scrape)
+    except OSError as error:
+        return refuse(f"Cannot write a temporary directory: {error.strerror}. Set TMPDIR.")
     try:
         import_module(framework.module)
     except ImportError as error:
-        sys.stderr.write(f"otel-limits demo: {error}\n")
-        return FAILED
-    directory = Path(tempfile.mkdtemp(prefix="otel-limits-demo-"))
-    scrape = SCRAPE_CONFIG.format(address=f"{HOST}:{port}")
-    (directory / "prometheus.yaml").write_text(scrape, encoding="utf-8")
-    # JSON is YAML, too.
-    policy = json.dumps(live_policy(), indent=2)
-    (directory / "limits.yaml").write_text(f"{policy}\n", encoding="utf-8")
+        return refuse(str(error), FAILED)
     fleet = LiveFleet(framework)
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
@@ -110,6 +107,26 @@ def serve(framework: Framework, port: int) -> int:
         RUNTIME.stop()
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def refuse(sentence: str, status: int = BAD_ARGUMENT) -> int:
+    """Print why the fleet does not run; return the exit status."""
+    sys.stderr.write(f"otel-limits demo: {sentence}\n")
+    return status
+
+
+def make_directory(scrape: str) -> Path:
+    """Create the directory of the ledger, with the policy and Prometheus' configuration.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="otel-limits-demo-"))
+    (directory / "prometheus.yaml").write_text(scrape, encoding="utf-8")
+    # JSON is YAML, too.
+    policy = json.dumps(live_policy(), indent=2)
+    (directory / "limits.yaml").write_text(f"{policy}\n", encoding="utf-8")
+    return directory
 
 
 def start(directory: Path, port: int) -> None:

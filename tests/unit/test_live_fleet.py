@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_limits.bindings.known import OURS
-from otel_limits.core.events import Event, Stop
+from otel_limits.core.events import Event, ModelCall, Stop
 from otel_limits.demo.live_fleet import LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS, INCIDENTS, plan_invocation
 from otel_limits.runtime.runtime import RUNTIME
@@ -47,7 +47,7 @@ class Hurried:
 
 @pytest.mark.parametrize("framework", OURS, ids=lambda each: each.name)
 def test_agents_end_as_planned_in_each_framework(framework: Framework, tmp_path: Path) -> None:
-    """Their limits, and no script, halt them, and each invocation has a cost."""
+    """Their limits halt them, not their scripts. Each has a cost, and some input is cached."""
     path = tmp_path / "limits.yaml"
     path.write_text(json.dumps(live_policy()), encoding="utf-8")
     events: list[Event] = []
@@ -58,7 +58,7 @@ def test_agents_end_as_planned_in_each_framework(framework: Framework, tmp_path:
     )
     fleet = LiveFleet(framework)
     fleet.stopping = Hurried()  # type: ignore[assignment]
-    ends = {}
+    ends, cached = {}, 0
     try:
         for key in ENDS:
             agent, incident = key[0], INCIDENTS.get(key)
@@ -67,7 +67,10 @@ def test_agents_end_as_planned_in_each_framework(framework: Framework, tmp_path:
             stops = [event for event in events if isinstance(event, Stop)]
             ends[key] = {each.agent: (each.reason, each.action) for each in stops}
             assert all(each.cost for each in stops)
+            calls = [event for event in events if isinstance(event, ModelCall)]
+            cached += sum(call.usage.cache_read for call in calls)
             events.clear()
     finally:
         RUNTIME.stop()
     assert ends == ENDS
+    assert cached > 0

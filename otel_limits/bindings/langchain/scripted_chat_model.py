@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.script import Answer
 
+CACHED = ("cache_read", "cache_creation")
 NAMES = {"inputTokens": "input_tokens", "outputTokens": "output_tokens"}
 
 
@@ -106,7 +107,7 @@ def _usage(answer: Answer) -> Any:
     if answer.usage is None:
         return None
     usage = {NAMES[name]: count for name, count in answer.usage.items() if name in NAMES}
-    total, details = {"total_tokens": sum(usage.values())}, details_in(answer)
+    total, details = {"total_tokens": sum(usage.values())}, details_in(answer, CACHED)
     return {**usage, **total, **({"input_token_details": details} if details else {})}
 
 

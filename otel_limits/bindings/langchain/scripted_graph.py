@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:
     """Run a graph until its script ends or it is halted."""
-    model = ScriptedChatModel(run.script, model=run.model, base_url=run.base_url)
+    model = ScriptedChatModel(run.script, model=run.model)
 
     def think(state: MessagesState) -> dict[str, Any]:
         return {"messages": [model.invoke(state["messages"])]}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:
     """Run an agent until its script ends or it is halted."""
-    model = ScriptedAgentsModel(run.script, run.model, run.base_url)
+    model = ScriptedAgentsModel(run.script, run.model)
     tools = [make_tool(*each) for each in run.tools.items()]
     agent = Agent(name=run.agent, model=model, tools=tools)
     # Without tracing, which would send the run to OpenAI.

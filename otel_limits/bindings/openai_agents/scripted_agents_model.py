@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.script import Answer
 
+CACHED = ("cached_tokens", "cache_write_tokens")
+
 
 class ScriptedAgentsModel(Model):
     """Answers from a script and records requests.
@@ -150,7 +152,11 @@ def _usage(answer: Answer) -> Usage:
 
 
 def _details(answer: Answer) -> InputTokensDetails:
-    counts: dict[str, Any] = {"cached_tokens": 0, "cache_write_tokens": 0, **details_in(answer)}
+    counts: dict[str, Any] = {
+        "cached_tokens": 0,
+        "cache_write_tokens": 0,
+        **details_in(answer, CACHED),
+    }
     return InputTokensDetails.model_construct(**counts)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:
     """Run an agent until its script ends or it is halted."""
-    model = ScriptedModel(run.script, run.model, run.base_url)
+    model = ScriptedModel(run.script, run.model)
     tools = [make_tool(*each) for each in run.tools.items()]
     agent = Agent(model=model, tools=[*tools], name=run.agent, callback_handler=None)
     reason = str(agent("go").stop_reason)
