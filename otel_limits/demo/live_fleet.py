@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 DAY_SECONDS: Final = 60.0
 DAYS_OF_WEEK: Final = 7
-FIRST_DAY: Final = DAYS_OF_WEEK
-"""In the second week, which has more incidents than the first."""
 LONGEST_STOP_SECONDS: Final = 10.0
 BURNING: Final = {
     agent: incident for (agent, *_), incident in INCIDENTS.items() if incident.action == "observed"
@@ -142,8 +140,14 @@ class LiveFleet:
 
 
 def plans_of(agent: Agent, chance: Random) -> Iterator[tuple[Plan | None, float]]:
-    """Yield the invocations of an agent, each with the seconds until the next one, forever."""
-    for day in itertools.count(FIRST_DAY):
+    """Yield the invocations of an agent, each with the seconds until the next one, forever.
+
+    It begins with the day of the agent's first incident, as users do not watch for long.
+    """
+    days = (
+        DAYS_OF_WEEK * week + weekday for name, week, weekday in INCIDENTS if name == agent.name
+    )
+    for day in itertools.count(min(days, default=0)):
         when = day // DAYS_OF_WEEK % WEEKS, day % DAYS_OF_WEEK
         planned = agent.weekend if when[1] >= SATURDAY else agent.weekday
         if not planned:
