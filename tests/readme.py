@@ -13,10 +13,9 @@ import otel_limits.testing
 from otel_limits import docs
 from otel_limits.bindings.gateways import SPENT
 from otel_limits.cli.check import shown
-from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import KILLED, Verdict
-from otel_limits.core.texts import for_end_user, for_model, for_operator
+from otel_limits.core.texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.table import SETTINGS
@@ -67,13 +66,28 @@ def settings_table() -> str:
 
 
 def reasons_table() -> str:
-    """Format all stop reasons, in their order of precedence."""
-    rows = ((f"`{reason}`", REASON_CAUSES[reason]) for reason in STOP_REASONS)
-    return table(("stop reason", "cause"), rows)
+    """Format all stop reasons, in their order of precedence, with their causes for each reader."""
+    rows = (
+        (f"`{reason}`", REASON_CAUSES[reason], WHY[reason], cause_of(Verdict(reason, breaches)))
+        for reason in STOP_REASONS
+        for breaches in [[breach for breach in example_breaches() if breach.reason == reason]]
+    )
+    return table(("stop reason", "limits", "end user", "calling model"), rows)
+
+
+def example_breaches() -> tuple[Breach, ...]:
+    """Return a breach of each limit, whose cap is 30."""
+    return tuple(
+        Breach(limit.name, 30, 30, limit.reason, limit.unit, origin=ORIGIN)
+        for limit in LIMITS.values()
+    )
+
+
+ORIGIN: Final = "limits.yaml:3"
 
 
 def halts_table() -> str:
-    """Format the texts of a halt by each limit, for each reader."""
+    """Format the operator's sentences whose advice is not to raise the limit or to run again."""
     quota = Breach(
         "daily",
         30,
@@ -83,39 +97,30 @@ def halts_table() -> str:
         note="quota 'daily' allows 30 calls: 30 used, and this call needs 1",
     )
     store = "quota 'daily' could not be checked because the quota store is unavailable"
+    price = "no price for model 'model-x', so max_cost_usd=30 cannot be enforced"
+    of = {breach.limit: breach for breach in example_breaches()}
+    cost = of["max_cost_usd"]
     breaches = {
-        f"`{limit.name}`": Breach(limit.name, 30, 30, limit.reason, limit.unit)
-        for limit in LIMITS.values()
-    }
-    breaches |= {
-        "`tree_max_turns`": replace(breaches["`max_turns`"], limit="tree_max_turns"),
-        "`max_turns`, after resumes": replace(breaches["`max_turns`"], resumes=7),
-        "`max_cost_usd`, and a price is unknown": replace(
-            breaches["`max_cost_usd`"],
-            uncounted=True,
-            note="no price for model 'model-x', so max_cost_usd=30 cannot be enforced",
-        ),
-        "`max_cost_usd`, and a price is only known at most": replace(
-            breaches["`max_cost_usd`"], at_most=True
-        ),
+        **{f"`{name}`": breach for name, breach in of.items() if name in LOOP_NEXT},
+        "the limit of a tree": replace(of["max_turns"], limit="tree_max_turns"),
+        "after resumes": replace(of["max_turns"], resumes=7),
+        "a price is unknown": replace(cost, uncounted=True, note=price),
+        "a price is only known at most": replace(cost, at_most=True),
         "a quota": quota,
         "a quota without its store": replace(quota, reason="quota_unavailable", note=store),
     }
-    verdicts = {
-        name: Verdict(breach.reason, (replace(breach, origin="limits.yaml:3"),))
-        for name, breach in breaches.items()
-    }
+    verdicts = {name: Verdict(breach.reason, (breach,)) for name, breach in breaches.items()}
     verdicts |= {"the budget of a vendor or gateway": SPENT, "a kill": KILLED}
-    rows = (
-        (
-            name,
-            for_operator("a", verdict, "killed" if verdict is KILLED else "halted"),
-            for_end_user("a", verdict, HALT_MESSAGE_DEFAULT),
-            for_model("a", verdict),
-        )
-        for name, verdict in verdicts.items()
-    )
-    return table(("limit", "operator", "end user", "model around the agent"), rows)
+    rows = ((name, operator_advice(verdict)) for name, verdict in verdicts.items())
+    return table(("halt by", "the operator reads"), rows)
+
+
+def operator_advice(verdict: Verdict) -> str:
+    """Return the operator's sentence without the parts that are the same for all limits."""
+    text = for_operator("a", verdict, "killed" if verdict is KILLED else "halted")
+    for same in ("Agent 'a' was halted by ", f" The limit is set in {ORIGIN}."):
+        text = text.replace(same, "")
+    return re.sub(r"^\w+: ", "", text.replace(f"; {EXEMPT}", "."))
 
 
 def metrics_table() -> str:
@@ -184,7 +189,20 @@ def binding_part(number: int) -> str:
     return code("python", parts[number])
 
 
+SOURCE: Final = "."
+"""From which pages install otel-limits: a checkout, until it is on a package index."""
+
+
+def install(extra: str) -> str:
+    """Format the command that installs otel-limits with an extra."""
+    return code("console", f"pip install '{SOURCE}[{extra}]'")
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
+    **{
+        f"install-{extra}": functools.partial(install, extra)
+        for extra in ("strands", "langchain", "openai-agents")
+    },
     "pages": pages_table,
     "settings": settings_table,
     "reasons": reasons_table,

@@ -11,6 +11,8 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
     "start": {
         "recipe": "Choose limits step by step: observe, suggest, backtest, halt",
         "limits": "Limits, actions and stop reasons",
+        "tasks": "Limits over interrupts and conversations",
+        "loops": "Failing tools, repeated calls, hand-offs in circles",
         "launchers": "How each launcher is covered",
     },
     "reference": {
@@ -23,6 +25,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "audit": "Spend, stop reasons, backtests and suggestions from the ledger",
         "bill": "Charges of vendors, compared with the ledger",
         "top": "Live activity, spend and limits in the terminal",
+        "strands": "Strands agents, also realtime",
         "langchain": "LangChain and LangGraph agents",
         "openai-agents": "Agents of the OpenAI Agents SDK",
         "frameworks": "Features of each framework",

@@ -104,6 +104,20 @@ def test_readme_is_short() -> None:
     assert [line for line in prose if len(line) > 120] == []
 
 
+def prose(path: Path) -> int:
+    """Count the words of a page outside code, outputs, tables and comments."""
+    text = re.sub(r"<!--.*?-->", "", without_blocks(path), flags=re.DOTALL)
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    return len(" ".join(lines).split())
+
+
+def test_pages_are_short() -> None:
+    """A page that takes more than ten minutes to read is not read: make a table, or two pages."""
+    words = {path.stem: prose(path) for path in PAGES}
+    assert {page: count for page, count in words.items() if count > 1_500} == {}
+    assert sum(words.values()) <= 24_000
+
+
 def test_first_python_example_has_twelve_lines() -> None:
     """It fits on the first screen."""
     assert len([line for line in blocks("python", README)[0].splitlines() if line.strip()]) <= 12
