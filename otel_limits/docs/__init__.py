@@ -19,6 +19,7 @@ PAGES: Final[Mapping[str, Mapping[str, str]]] = {
         "settings": "Environment variables, options, and the policy file",
         "trees": "One budget for an agent and its sub-agents",
         "quotas": "Limits per time window, shared by a fleet",
+        "quota-store": "Redis or Valkey: permissions, outages, restarts, sizing",
         "prices": "Model call costs, and calls without a known price",
         "metrics": "Prometheus and OTLP metrics, custom observers",
         "ledger": "Record of every model call, and its durability",

@@ -1,8 +1,8 @@
 """The overhead of quotas on a real Redis server, and the accuracy of each reservation mode.
 
-`python -m tests.benchmarks.quotas` prints the tables of `otel_limits/docs/quotas.md`. Its exit
-status is 1 if a bound is exceeded. Compared measurements alternate in short laps, because machines
-and moments differ more than quotas cost.
+`python -m tests.benchmarks.quotas` prints the tables of `otel_limits/docs/quotas.md` and
+`quota-store.md`. Its exit status is 1 if a bound is exceeded. Compared measurements alternate in
+short laps, because machines and moments differ more than quotas cost.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def add_user(server: Server, *rules: str) -> str:
 
 def test_the_documented_rule_is_what_is_needed() -> None:
     """Verbatim, so operators can copy it."""
-    text = (importlib.resources.files("otel_limits") / "docs" / "quotas.md").read_text("utf-8")
+    text = (importlib.resources.files("otel_limits") / "docs" / "quota-store.md").read_text("utf-8")
     assert f"ACL SETUSER agents on >password {needed(KeyNames())}\n" in text
     assert needed(KeyNames("prod")).startswith("~{otel_limits:prod}* &{otel_limits:prod}* +")
 
