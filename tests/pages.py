@@ -68,8 +68,10 @@ VOLATILE: Final = (
     (re.compile(r"openai-agents \d+(\.\d+)+"), "openai-agents VERSION"),
     (re.compile(r"genai-prices \d+(\.\d+)+ of \d{4}-\d\d-\d\d"), "genai-prices VERSION of DATE"),
     (re.compile(r"/usr/bin/python[\d.]*"), "/usr/bin/python"),
+    (re.compile(r"pip install (-e )?'[^'\[]*"), "pip install 'PLACE"),
 )
-"""Ports, durations, third-party versions and Python paths, which are ignored in comparisons."""
+"""Ports, durations, third-party versions, and paths of Python and of the checkout, which comparisons
+ignore."""
 
 SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 """Commands that replace or start a process."""

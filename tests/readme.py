@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+from packaging.requirements import Requirement
 
 import otel_limits
 import otel_limits.frameworks
@@ -198,12 +201,38 @@ def install(extra: str) -> str:
     return code("console", f"pip install '{SOURCE}[{extra}]'")
 
 
+EXTRAS: Final[Mapping[str, str]] = {
+    "strands": "Strands agents",
+    "langchain": "LangChain and LangGraph",
+    "openai-agents": "the OpenAI Agents SDK",
+    "prices": "model prices (Python 3.11 or newer)",
+    "redis": "quotas in Redis or Valkey",
+    "postgres": "a ledger in PostgreSQL",
+    "otlp": "OTLP export of spans, metrics and events",
+}
+"""The use of each extra that `all` contains."""
+NEWEST: Final = {"python_version": "3.14"}
+"""Some extras install nothing in older releases of Python."""
+
+
+def extras_table() -> str:
+    """Format the extras, with the releases of the packages that they install."""
+    required: dict[str, list[str]] = {extra: [] for extra in EXTRAS}
+    for each in map(Requirement, importlib.metadata.requires("otel-limits") or ()):
+        for extra in EXTRAS:
+            if each.marker is not None and each.marker.evaluate({"extra": extra, **NEWEST}):
+                required[extra].append(f"{each.name} `{each.specifier}`")
+    rows = ((f"`{extra}`", EXTRAS[extra], ", ".join(sorted(required[extra]))) for extra in EXTRAS)
+    return table(("extra", "for", "installs"), rows)
+
+
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     **{
         f"install-{extra}": functools.partial(install, extra)
         for extra in ("strands", "langchain", "openai-agents")
     },
     "pages": pages_table,
+    "extras": extras_table,
     "settings": settings_table,
     "reasons": reasons_table,
     "halts": halts_table,

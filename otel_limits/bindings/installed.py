@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from otel_limits.bindings.known import FRAMEWORKS, OURS
 from otel_limits.bindings.recognition import is_importable
+from otel_limits.core.installing import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_limits.bindings.framework import Framework
 
-INSTALL: Final = "pip install 'otel-limits[{}]'"
-"""How to install a framework, by its name."""
-INSTALL_ANY: Final = "pip install " + " or ".join(
-    f"'otel-limits[{framework.name}]'" for framework in OURS
-)
-"""How to install any of them."""
+
+def install_any() -> str:
+    """Return how to install any framework: a command for the first, and the other extras."""
+    first, *others = (framework.name for framework in OURS)
+    return f"{install_command(first)} (or another extra: {', '.join(others)})"
 
 
 def installed_frameworks() -> Sequence[Framework]:
@@ -32,7 +32,7 @@ def missing_framework() -> str | None:
     """Return what to do if no framework is installed, else `None`."""
     if installed_frameworks():
         return None
-    return f"No supported agent framework is installed. Run: {INSTALL_ANY}"
+    return f"No supported agent framework is installed. Run: {install_any()}"
 
 
 def importable_frameworks() -> Sequence[Framework]:
@@ -52,7 +52,7 @@ def require(framework: Framework, name: str) -> None:
     """
     package = framework.module.partition(".")[0]
     if find_spec(package) is None:
-        way = INSTALL.format(framework.name)
+        way = install_command(framework.name)
         message = f"{name} needs {framework.distribution}, which is not installed. Run: {way}"
         raise ModuleNotFoundError(message, name=package)
 

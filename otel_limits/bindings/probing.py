@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from otel_limits.bindings.framework import Gap
 from otel_limits.bindings.recognition import code_of, exists, has_name, is_released
+from otel_limits.core.installing import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +47,7 @@ def outside_supported(framework: Framework) -> str | None:
     bounds = found[1].replace(" ", "")
     if all(_is_within(number, bound) for bound in bounds.split(",")):
         return None
-    way = f"pip install 'otel-limits[{framework.name}]'"
+    way = install_command(framework.name)
     return f"{framework.distribution} {number} is not a supported release ({bounds}). Run: {way}"
 
 

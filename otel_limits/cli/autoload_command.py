@@ -30,9 +30,9 @@ Load otel-limits automatically in every Python process in this environment.
 
 After `install`, setting OTEL_LIMITS_* variables is enough: no launcher and no change to the
 command. It also works with python -I, opentelemetry-instrument, gunicorn and celery. Use it in
-container images:
+container images, after the installation of otel-limits:
 
-  RUN pip install 'otel-limits[strands]' && otel-limits autoload install
+  RUN otel-limits autoload install
 
 Without OTEL_LIMITS_* variables it does nothing, unless `install` keeps settings. It has no effect
 with python -S or in a hermetic PEX.

@@ -20,6 +20,7 @@ from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from otel_limits.bindings.known import FRAMEWORKS
+from otel_limits.core.installing import install_command
 from otel_limits.runtime.autoload import ASK_SECONDS, MODULE
 
 PYTHON: Final = re.compile(r"(python|pypy)[0-9.]*t?(\.exe)?")
@@ -176,7 +177,7 @@ def _problem(python: str, obstacle: str) -> str:
     if not obstacle.startswith("-"):
         return (
             f"{python} has {obstacle} but not otel-limits, so it would ignore all limits. Install "
-            f"it there: {python} -m pip install otel-limits"
+            f"it there: {python} -m {install_command()}"
         )
     # -E and -I ignore the environment but load .pth files; -S loads neither.
     installing = ", or run `otel-limits autoload install` with that Python once"

@@ -50,11 +50,11 @@ def _present_prices() -> Prices:
         ConfigurationError: The policy file contains mistakes.
         LedgerError: There are no prices.
     """
-    from otel_limits.core.pricing import MISSING, Prices
+    from otel_limits.core.pricing import Prices, missing_prices
 
     prices = Prices(valid_document().price_list())
     if not prices.available:
-        raise LedgerError(f"Pricing {MISSING}")
+        raise LedgerError(f"Pricing {missing_prices()}")
     return prices
 
 

@@ -20,6 +20,7 @@ from otel_limits.core.catalogue import (
     is_disputed,
     price_of,
 )
+from otel_limits.core.installing import install_command
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.labels import best_match
 from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
@@ -70,11 +71,13 @@ class PriceOverride:
         return canonical(self.provider).lower() in names
 
 
-MISSING: Final = (
-    "needs prices, and there are none. Run: pip install 'otel-limits[prices]' (Python 3.11 or "
-    "newer), or give them in the policy file under models."
-)
-"""The message about a cost limit without any prices."""
+def missing_prices() -> str:
+    """Return the message about a cost limit without any prices, after the name of the limit."""
+    return (
+        f"needs prices, and there are none. Run: {install_command('prices')} (Python 3.11 or "
+        "newer), or give them in the policy file under models."
+    )
+
 
 MAX_PRICE: Final = Decimal(2**63 - 1).scaleb(-12)
 """USD of one call that a ledger can store, in whole picodollars: about $9.2 million."""
@@ -85,9 +88,7 @@ DISPUTED_PRICE: Final = "two price lists disagree about it"
 NO_VENDOR: Final = (
     "its class {!r} and its address identify no vendor (`as: {}/{}` in the policy file names one)"
 )
-NO_LIST: Final = (
-    "`as: {}` in the policy file needs the price list. Run: pip install 'otel-limits[prices]'"
-)
+NO_LIST: Final = "`as: {}` in the policy file needs the price list. Run: {}"
 NO_CACHE_RATE: Final = "no price of its cached tokens is known"
 NO_SEARCH_SIZE: Final = "its fee depends on the size of the search context, which is unreported"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
@@ -183,7 +184,7 @@ class Prices:
         priced_as = None if override is None or own is not None else override.priced_as
         if priced_as is not None:
             if self._catalogue is None:
-                return Quote(unknown=NO_LIST.format(priced_as))
+                return Quote(unknown=NO_LIST.format(priced_as, install_command("prices")))
             call = self._as_listed(call, priced_as)
             vendor = call.vendor or canonical(call.provider)
         elif own is None and (override is not None or is_local(call.model, vendor)):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
+from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_url
 from otel_limits.ledger.files import temporary_directory
 
@@ -82,7 +83,7 @@ def parse(name: str, text: str, data_directory: Path | None) -> Address:
     if importlib.util.find_spec("psycopg") is None:
         raise ValueError(
             f"{name} names a PostgreSQL database, but its driver is not installed. "
-            f"Run: pip install 'otel-limits[postgres]'"
+            f"Run: {install_command('postgres')}"
         )
     url = "postgresql+psycopg" + text[len(scheme) :]
     _require_readable(name, url)

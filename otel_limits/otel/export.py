@@ -23,6 +23,7 @@ from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_error, redact_url
 from otel_limits.otel.fallback_provider import FallbackProvider
 from otel_limits.otel.provider import current_provider
@@ -239,8 +240,9 @@ def otlp_exporter(signal: str, protocol: str | None) -> Any | None:
     except ImportError:
         logger.error(  # noqa: TRY400  the traceback would not help
             "otel-limits: OTEL_EXPORTER_OTLP_* is set but no OTLP exporter is installed, so no "
-            "%s are exported. Run: pip install 'otel-limits[otlp]'",
+            "%s are exported. Run: %s",
             exported,
+            install_command("otlp"),
         )
     except Exception as error:
         redact_error(error, redact_url)  # it can quote the endpoint

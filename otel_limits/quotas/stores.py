@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
+from otel_limits.core.installing import install_command
+
 if TYPE_CHECKING:
     from otel_limits.quotas.store import QuotaStore, SharedStore, StorePlace
 
@@ -83,9 +85,7 @@ def require_store_url(name: str, url: str) -> str:
     try:
         module = _module_of(kind)
     except ImportError:
-        raise ValueError(
-            f"{name} needs a client: pip install 'otel-limits[{kind.extra}]'"
-        ) from None
+        raise ValueError(f"{name} needs a client. Run: {install_command(kind.extra)}") from None
     module.require_readable(name, url)
     return url
 

@@ -318,7 +318,7 @@ def report_missing(error: Exception) -> None:
     if is_true("OTEL_LIMITS_DISABLED"):
         return
     report(
-        "otel-limits cannot be imported in %s (%s). Run there: pip install otel-limits"
+        "otel-limits cannot be imported in %s (%s). Install otel-limits there."
         % (sys.executable, error)
     )
     is_run = os.environ.get(RUN) == str(os.getpid())

@@ -73,7 +73,7 @@ def test_python_of_an_environment_without_otel_limits_is_refused(
     assert (ended.status, ended.output) == (2, "")
     assert ended.log == (
         f"otel-limits: {other.python} has strands-agents but not otel-limits, so it would ignore "
-        f"all limits. Install it there: {other.python} -m pip install otel-limits\n"
+        f"all limits. Install it there: {other.python} -m pip install '{ROOT}'\n"
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from otel_limits.core.installing import install_command
 from tests.forking import NEEDED, Forking, forking
 from tests.launching import RUN, Ended, execute, fresh_environment
 from tests.programs.test_autoload import Environment
@@ -303,7 +304,7 @@ def test_check_warns_of_a_release_that_is_not_supported(bare: Environment, tmp_p
     words = (bare.python, "-m", "otel_limits.cli", "check")
     ended = execute(*words, PYTHONPATH=str(tmp_path), OTEL_LIMITS_MAX_TURNS="3")
     sentence = "strands-agents 1.50.0 is not a supported release (<2,>=1.62)."
-    way = "pip install 'otel-limits[strands]'"
+    way = install_command("strands")
     assert (ended.status, ended.log) == (0, f"otel-limits: {sentence} Run: {way}\n")
 
 

@@ -19,9 +19,8 @@ from tests.programs.test_autoload import Environment
 
 pytestmark = pytest.mark.timeout(400)
 
-FIX = (
-    "pip install 'otel-limits[strands]' or 'otel-limits[langchain]' or 'otel-limits[openai-agents]'"
-)
+FIX = f"pip install '{ROOT}[strands]' (or another extra: langchain, openai-agents)"
+"""The wheel was built from the checkout."""
 MISSING = f"otel-limits: No supported agent framework is installed. Run: {FIX}\n"
 
 
@@ -120,7 +119,8 @@ def test_run_reports_missing_framework_at_exit(bare: Environment) -> None:
     assert (ended.status, ended.output) == (0, "ran\n")
     assert ended.log == (
         "otel-limits: no agent ran in this process or in a child process, so no limits were "
-        f"applied. No supported agent framework is installed for {bare.python}. Run there: {FIX}\n"
+        f"applied. No supported agent framework is installed for {bare.python}. "
+        "Install otel-limits there with the extra strands, langchain or openai-agents.\n"
     )
 
 
@@ -210,7 +210,7 @@ def test_import_of_what_needs_a_framework_names_the_fix(
     assert ended.status == 1
     assert ended.log.endswith(
         f"ModuleNotFoundError: {name} needs strands-agents, which is not installed. "
-        "Run: pip install 'otel-limits[strands]'\n"
+        f"Run: pip install '{ROOT}[strands]'\n"
     )
 
 

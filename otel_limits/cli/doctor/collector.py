@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped
+from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.variables import CONFIGURATION_FILES, OTLP_PREFIX, otlp_protocol
 
@@ -38,7 +39,7 @@ def examine_collectors(context: Context) -> Iterator[Finding]:
         yield skipped("otlp", "OTEL_EXPORTER_OTLP_* is not set.")
     for package in sorted(set(map(_package, wanted.values()))):
         if not _is_installed(package):
-            yield fail("otlp", f"{package} is not installed.", "pip install 'otel-limits[otlp]'")
+            yield fail("otlp", f"{package} is not installed.", install_command("otlp"))
     endpoints: dict[tuple[str, int], list[str]] = {}
     for signal, protocol in wanted.items():
         endpoints.setdefault(_endpoint(environ, signal, protocol), []).append(signal)

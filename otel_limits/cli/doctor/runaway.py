@@ -15,11 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from otel_limits.bindings.installed import INSTALL_ANY
+from otel_limits.bindings.installed import install_any
 from otel_limits.bindings.known import FRAMEWORKS, know
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.cli.doctor.launcher import UnknownLauncherError
 from otel_limits.cli.doctor.program_imports import read_imports
+from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import OUTDATED, RENEW
@@ -144,9 +145,8 @@ SWITCH_ON: Final = (
 )
 
 EXPORTERS: Final = (
-    "opentelemetry-instrument needs the exporters of its distro. Run: pip install "
-    "'otel-limits[otlp]', or set OTEL_TRACES_EXPORTER=none "
-    "OTEL_METRICS_EXPORTER=none OTEL_LOGS_EXPORTER=none."
+    "opentelemetry-instrument needs the exporters of its distro. Run: {}, or set "
+    "OTEL_TRACES_EXPORTER=none OTEL_METRICS_EXPORTER=none OTEL_LOGS_EXPORTER=none."
 )
 
 
@@ -248,7 +248,7 @@ def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Itera
         yield ok("program", f"{python} was started in place of {launcher.replaced}.")
     if reports[0]["name"] is None:
         yield fail(
-            "runaway", f"No supported agent framework is installed for {python}.", INSTALL_ANY
+            "runaway", f"No supported agent framework is installed for {python}.", install_any()
         )
         return
     for report in reports:
@@ -340,7 +340,7 @@ def _source(report: Mapping[str, Any], launcher: Launcher) -> Finding:
         )
     advice = SWITCH_ON if report["outdated"] is None else RENEW
     if launcher.has("opentelemetry-instrument"):
-        advice = f"{EXPORTERS} Or: {advice}"
+        advice = f"{EXPORTERS.format(install_command('otlp'))} Or: {advice}"
     return fail("enabled by", "Not enabled.", advice)
 
 

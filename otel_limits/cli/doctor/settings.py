@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
+from otel_limits.core.installing import install_command
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.core.pricing import Prices
@@ -115,7 +116,7 @@ def models(context: Context) -> Iterator[Finding]:
             yield warn(
                 "models",
                 f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its '
-                "calls have no price. Run: pip install 'otel-limits[prices]'",
+                f"calls have no price. Run: {install_command('prices')}",
             )
 
 
@@ -167,7 +168,7 @@ def price_list(_: Context) -> Iterator[Finding]:
     """Report the price list."""
     in_use = list_in_use()
     if in_use is None:
-        advice = "pip install 'otel-limits[prices]' (Python 3.11 or newer)"
+        advice = f"{install_command('prices')} (Python 3.11 or newer)"
         yield skipped("price list", "Not installed.", advice)
     elif (warning := old_list()) is not None:
         yield warn("price list", warning)
@@ -199,7 +200,7 @@ def prices(context: Context) -> Iterator[Finding]:
     yield fail(
         "prices",
         f"{redact_url(model)} has no price ({prices.source}), {effect}.",
-        "Add a price under models in the policy file, or run: pip install 'otel-limits[prices]'",
+        f"Add a price under models in the policy file, or run: {install_command('prices')}",
     )
 
 

@@ -19,7 +19,7 @@ from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import MISSING, Prices
+from otel_limits.core.pricing import Prices, missing_prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
@@ -233,7 +233,7 @@ def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:
     capped = any(each.max_cost_usd is not None for each in caps)
     if not capped or Prices(document.price_list()).available:
         return []
-    return [f"max_cost_usd {MISSING}"]
+    return [f"max_cost_usd {missing_prices()}"]
 
 
 def policy_mistakes(policy: Policy, policy_file: PolicyFile) -> list[str]:

@@ -10,7 +10,7 @@ from otel_limits.core.file_parts import KeyPath, Part, mistakes_in
 from otel_limits.core.limits import SHARED_LIMITS
 from otel_limits.core.origins import file_name
 from otel_limits.core.policy import COST
-from otel_limits.core.pricing import MISSING, Prices
+from otel_limits.core.pricing import Prices, missing_prices
 from otel_limits.settings.policy import yaml_tree
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
 from otel_limits.settings.policy.models import File, Section, WrittenModel
@@ -134,11 +134,11 @@ class _Reader:
             for part in ("limits", *SHARED_LIMITS):
                 name = f"{part}_{COST}" if part in SHARED_LIMITS else COST
                 if name in entries:
-                    sentence = f"{key}.{part}.{COST} {MISSING}"
+                    sentence = f"{key}.{part}.{COST} {missing_prices()}"
                     self.mistakes.append(Mistake(entries[name].line, sentence))
         for name, entry in document.quotas.items():
             if entry.value.unit == "usd":
-                sentence = f'quotas["{name}"].usd {MISSING}'
+                sentence = f'quotas["{name}"].usd {missing_prices()}'
                 self.mistakes.append(Mistake(entry.line, sentence))
 
     def _shown(self, path: KeyPath) -> str:

@@ -113,9 +113,8 @@ def without_framework() -> str:
     if startup is None or any(name in sys.modules or find_spec(name) for name in packages):
         return ""
     missing = (
-        " No supported agent framework is installed for %s. Run there: pip install "
-        "'otel-limits[strands]' or 'otel-limits[langchain]' or 'otel-limits[openai-agents]'"
-        % sys.executable
+        " No supported agent framework is installed for %s. Install otel-limits there with the "
+        "extra strands, langchain or openai-agents." % sys.executable
     )
     for entry in os.environ.get(startup.HANDED, "").split():
         line, distribution, _ = entry.split("@")
