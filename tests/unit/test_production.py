@@ -35,20 +35,26 @@ def read(name: str) -> str:
 
 
 def test_notebook_cell_limits_agents(
-    make_agent: MakeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_agent: MakeAgent,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """An agent is called without `await` while the event loop of the kernel runs."""
     monkeypatch.chdir(tmp_path)
-    (first,) = (body for language, body in BLOCK.findall(read("jupyter")) if language == "python")
+    blocks = BLOCK.findall(read("jupyter"))
+    cells = [body for language, body in blocks if language == "python"]
 
     async def cell() -> str:
-        exec(first, {})  # noqa: S102  it is the page's
+        for each in cells:
+            exec(each, {})  # noqa: S102  they are the page's
         agent = make_agent(ScriptedModel(endless(uses("search"))))
         return str(agent("go").stop_reason)
 
     with patch.dict(os.environ):
         assert asyncio.run(cell()) == "loop_detected"
     assert (tmp_path / "ledger.db").exists()
+    assert [("text", capsys.readouterr().out)] == [each for each in blocks if each[0] == "text"]
 
 
 # --- Kubernetes -----------------------------------------------------------------------------------
