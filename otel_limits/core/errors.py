@@ -112,7 +112,7 @@ class LimitReachedError(Exception):
 
 
 class MaxIterationsReachedException(LimitReachedError):  # noqa: N818  Strands' spelling
-    """`max_iterations` was reached within one leg of an invocation."""
+    """`max_iterations` was reached in one pass of the agent loop."""
 
     limit = "max_iterations"
     unit = "turns"

@@ -107,7 +107,7 @@ class Limit:
 
     def help_across(self, shared: str) -> str:
         """Return `help` for the same limit of a budget tree or a conversation, without details."""
-        help_text = re.sub(r", (across all legs|including [^.]+)", "", self.help)
+        help_text = re.sub(r", including [^.]+", "", self.help)
         return help_text.replace("per invocation", ACROSS[shared])
 
 
@@ -146,7 +146,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_iterations",
             reason=MAX_ITERATIONS_STOP_REASON,
             unit="turns",
-            help="Turns per leg (between resumes or context overflows).",
+            help="Turns per pass of the agent loop; resumes restart it.",
             observed=attrgetter("iterations"),
             # One more call may force the output after the response that ended the leg.
             yields_to_output=True,
@@ -157,7 +157,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
             name="max_turns",
             reason=MAX_TURNS_STOP_REASON,
             unit="turns",
-            help="Turns per invocation, across all legs.",
+            help="Turns per invocation, including after resumes.",
             observed=attrgetter("turns"),
             in_conversation=True,
         ),
@@ -240,7 +240,9 @@ LIMITS: Final[Mapping[str, Limit]] = {
             binds_side_calls=True,
         ),
         _loop_limit(
-            "max_consecutive_same_tool", "calls in a row", "Consecutive calls of one tool, per leg"
+            "max_consecutive_same_tool",
+            "calls in a row",
+            "Consecutive calls of one tool, per pass of the loop",
         ),
         _loop_limit(
             "max_identical_tool_calls",
