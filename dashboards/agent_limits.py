@@ -63,7 +63,7 @@ LAST_HOUR: Final = (
     panels.ranking(
         "Quotas closest to their limit",
         "Used plus reserved in the current window. OtelLimitsQuotaNearlyUsed fires at 90%; calls "
-        "that do not fit wait or are refused.",
+        f"that do not fit wait or are refused. {panels.HASHED_KEYS}",
         SHARE,
         Target(
             queries.top(5, queries.QUOTA_SHARE),
@@ -112,7 +112,7 @@ STOP_REASONS: Final = (
     panels.bars(
         "Halts by agent and reason",
         "Also tool calls that a limit refused. Click an exemplar (diamond) to open its trace.",
-        SHORT,
+        "halts, refused calls",
         Target(
             queries.per_bar(queries.HALTS, "agent", "reason"),
             "{{agent}}: {{reason}}",
@@ -123,7 +123,7 @@ STOP_REASONS: Final = (
     panels.bars(
         "Finished invocations by stop reason",
         "Excludes would-be halts, which have their own panel.",
-        SHORT,
+        "invocations",
         Target(queries.per_bar(queries.HALTS, "reason"), "{{reason}}"),
         Target(queries.per_bar(queries.NATURAL_ENDS, "reason"), "{{reason}}"),
     ),
@@ -133,7 +133,7 @@ STOP_REASONS: Final = (
         SHARE,
         Target(
             queries.ratio(
-                queries.sum_rate(queries.HALTS, "agent"), queries.sum_rate(queries.STOPS, "agent")
+                queries.sum_step(queries.HALTS, "agent"), queries.sum_step(queries.STOPS, "agent")
             ),
             "{{agent}}",
         ),
@@ -143,7 +143,7 @@ STOP_REASONS: Final = (
         "Would-be halts by agent and reason",
         "Invocations that reached a limit, and tool calls at a cap, that continued because the "
         "action is observe.",
-        SHORT,
+        "halts, refused calls",
         Target(queries.per_bar(queries.WOULD_BE_HALTS, "agent", "reason"), "{{agent}}: {{reason}}"),
         Target(
             queries.per_bar(queries.WOULD_BE_REFUSALS, "agent", "tool"),
@@ -165,6 +165,7 @@ LIMIT_UTILIZATION: Final = (
         "By agent. A turn is one model response and the tool calls it requests.",
         SHORT,
         Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
+        axis="turns",
         step=LONG_STEP,
     ),
     panels.lines(

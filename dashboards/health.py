@@ -7,6 +7,7 @@ from typing import Final
 from dashboards import panels, queries
 from dashboards.panels import SECONDS, SHORT, Target
 from dashboards.queries import RANGE
+from otel_limits.core.limits import LIMITS
 
 RED_FROM_ONE: Final = ((None, "green"), (1, "red"))
 
@@ -54,7 +55,7 @@ TELEMETRY_GAPS: Final = (
     panels.bars(
         "Invocations without spans, by agent",
         "Sampling, no SDK or another provider; hooks are used instead. Limits are still enforced.",
-        SHORT,
+        "invocations",
         Target(queries.per_bar(queries.UNSAMPLED, "agent"), "{{agent}}"),
     ),
     panels.lines(
@@ -69,19 +70,19 @@ ERRORS: Final = (
     panels.bars(
         "Internal errors by component",
         "Suppressed; agents are unaffected. See the process log.",
-        SHORT,
+        "errors",
         Target(queries.per_bar(queries.INTERNAL_ERRORS, "component"), "{{component}}"),
     ),
     panels.bars(
         "Dropped events by observer",
         "Lost because the observer failed or fell behind.",
-        SHORT,
+        "events",
         Target(queries.per_bar(queries.DROPPED, "observer"), "{{observer}}"),
     ),
     panels.bars(
         "Aborted and evicted invocations",
         "Aborted: the caller went away. Evicted: no longer tracked because of age or number.",
-        SHORT,
+        "invocations",
         Target(queries.per_bar(queries.UNFINISHED, "agent", "reason"), "{{agent}}: {{reason}}"),
         width=24,
     ),
@@ -90,10 +91,11 @@ ERRORS: Final = (
 CONFIGURATION: Final = (
     panels.listing(
         "Configured limits",
-        "In the unit of each limit (turns, tokens, USD, seconds). 0: no longer set.",
+        "Per invocation of an agent. 0: no longer set.",
         SHORT,
         Target(f"max by (agent, limit) ({queries.LIMITS})"),
         value="configured value",
+        shown={name: f"{name} ({limit.unit})" for name, limit in LIMITS.items()},
         width=16,
     ),
     panels.listing(

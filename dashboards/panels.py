@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -29,25 +29,31 @@ from grafana_foundation_sdk.models import text as text_models
 DATASOURCE: Final = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 COLOURS: Final = {
-    "max_turns": "#c4162a",
-    "max_iterations": "#ff780a",
+    "max_turns": "#2f6fd6",
+    "max_iterations": "#5b57d1",
     "loop_detected": "#a352cc",
-    "max_token_budget": "#3274d9",
-    "max_input_tokens": "#5794f2",
-    "max_output_tokens": "#8ab8ff",
-    "max_cost_usd": "#e0226e",
-    "max_duration": "#b07a4f",
-    "max_model_calls": "#19a2a8",
-    "max_tool_calls": "#6ed0e0",
-    "quota_exceeded": "#f2cc0c",
+    "max_token_budget": "#0f8f94",
+    "max_input_tokens": "#2bb3c0",
+    "max_output_tokens": "#7fd6de",
+    "max_cost_usd": "#c93c9d",
+    "max_duration(_seconds)?": "#a07855",
+    "max_model_calls": "#6b4fa0",
+    "max_tool_calls": "#c3a5e8",
+    "quota_exceeded": "#d9b400",
     "quota_unavailable": "#8f7a00",
-    "killed": "#e02f44",
+    "killed": "#f08fc0",
     "end_turn": "#56a64b",
     "error": "#6e7687",
     "aborted": "#b0b0b8",
-    "evicted": "#8e929c",
+    "evicted": "#a89f91",
 }
-"""A stop reason has the same colour on every panel: natural ends are green or grey."""
+"""A stop reason, or its limit, has the same color on every panel: natural ends are green or grey.
+
+Orange and red only mean that a value is above a threshold.
+"""
+
+REFUSED_COLOUR: Final = "#a9b4c4"
+"""Of tool calls that a limit refused."""
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 
@@ -55,6 +61,11 @@ MIN_STEP: Final = "5m"
 """Five scrapes at the default scrape interval of Prometheus, one minute."""
 LONG_STEP: Final = "15m"
 """For percentiles and shares, which need some invocations in each step."""
+
+HASHED_KEYS: Final = (
+    "A key such as #1a2b3c is the hash of a name: `otel-limits audit whois NAME` shows the hashes "
+    "of a name."
+)
 
 AGENTS, SPEND, HEALTH = "otel-limits-agents", "otel-limits-spend", "otel-limits-health"
 """UIDs of the dashboards."""
@@ -102,10 +113,11 @@ def lines(
     description: str,
     unit: str,
     *targets: Target,
+    axis: str = "",
     step: str = MIN_STEP,
     **layout: Any,
 ) -> Any:
-    """Make a graph of values over time."""
+    """Make a graph of values over time; `axis` says what a plain number counts."""
     panel = (
         timeseries.Panel()
         .draw_style(common.GraphDrawStyle.LINE)
@@ -113,24 +125,27 @@ def lines(
         .fill_opacity(8.0)
         .show_points(common.VisibilityMode.AUTO)
         .span_nulls(False)  # noqa: FBT003  the SDK's signature
+        .axis_label(axis)
         .interval(step)
     )
-    return _over_time(panel, Heading(title, description, unit), targets, **layout)
+    calcs = ["lastNotNull", "max"]
+    return _over_time(panel, Heading(title, description, unit), targets, calcs, **layout)
 
 
-def bars(title: str, description: str, unit: str, *targets: Target, **layout: Any) -> Any:
-    """Make a graph of stacked counts over time."""
+def bars(title: str, description: str, counted: str, *targets: Target, **layout: Any) -> Any:
+    """Make a graph of stacked counts over time; `counted` is the label of its axis."""
     panel = (
         timeseries.Panel()
         .draw_style(common.GraphDrawStyle.BARS)
-        .bar_alignment(common.BarAlignment.BEFORE)  # a bar counts the events before its time
+        .bar_alignment(common.BarAlignment.AFTER)  # a bar counts the events after its time
         .line_width(1.0)
         .fill_opacity(70.0)
         .stacking(common_builders.StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
+        .axis_label(counted)
         .interval(MIN_STEP)
         .decimals(0)
     )
-    return _over_time(panel, Heading(title, description, unit), targets, **layout)
+    return _over_time(panel, Heading(title, description, SHORT), targets, ["sum"], **layout)
 
 
 def number(
@@ -140,19 +155,20 @@ def number(
     query: str,
     *,
     steps: Steps = PLAIN,
-    width: int = 4,
+    nothing: str = "0",
+    **layout: Any,
 ) -> Any:
-    """Make a small panel with one number."""
+    """Make a small panel with one number; `nothing` replaces one that does not exist."""
     panel = (
         _counting(stat.Panel(), unit)
         .graph_mode(common.BigValueGraphMode.NONE)
         .color_mode(common.BigValueColorMode.VALUE)
         .reduce_options(common_builders.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(steps))
-        .no_value("0")
+        .no_value(nothing)
     )
     heading = Heading(title, description, unit)
-    return _finish(panel, heading, [Target(query)], "instant", width=width, height=4)
+    return _finish(panel, heading, [Target(query)], "instant", **{"width": 4, "height": 4} | layout)
 
 
 def ranking(
@@ -179,9 +195,26 @@ def ranking(
 
 
 def listing(
-    title: str, description: str, unit: str, target: Target, *, value: str, **layout: Any
+    title: str,
+    description: str,
+    unit: str,
+    target: Target,
+    *,
+    value: str,
+    shown: Mapping[str, str] | None = None,
+    **layout: Any,
 ) -> Any:
-    """Make a table of labels and values; `value` is the header of the latter."""
+    """Make a table of labels and values.
+
+    Args:
+        title: Its title.
+        description: Its description.
+        unit: Unit of the values.
+        target: Its query.
+        value: Header of the values.
+        shown: Text of a label → text that is shown instead.
+        layout: Width and height.
+    """
     hidden = {"Time": True, "job": True, "instance": True}
     panel = (
         table.Panel()
@@ -193,6 +226,9 @@ def listing(
         )
         .no_value("None")
     )
+    if shown:
+        texts = {text: models.ValueMappingResult(text=other) for text, other in shown.items()}
+        panel = panel.mappings([models.ValueMap(options=texts)])
     return _finish(panel, Heading(title, description, unit), [target], "table", **layout)
 
 
@@ -214,14 +250,16 @@ def row(title: str) -> Any:
     return dashboard.Row(title)
 
 
-def _over_time(panel: Any, heading: Heading, targets: Sequence[Target], **layout: Any) -> Any:
+def _over_time(
+    panel: Any, heading: Heading, targets: Sequence[Target], calcs: list[str], **layout: Any
+) -> Any:
     panel = (
         panel.legend(
             common_builders.VizLegendOptions()
             .display_mode(common.LegendDisplayMode.TABLE)
             .placement(common.LegendPlacement.RIGHT)
             .show_legend(True)  # noqa: FBT003  the SDK's signature
-            .calcs(["lastNotNull", "max"])
+            .calcs(calcs)
         )
         .tooltip(
             common_builders.VizTooltipOptions()
@@ -235,12 +273,17 @@ def _over_time(panel: Any, heading: Heading, targets: Sequence[Target], **layout
 
 
 def _coloured(panel: Any, *targets: Target) -> Any:
-    """Give each stop reason its colour, also after the name of an agent."""
-    if not any(target.legend.endswith(("{{reason}}", "{{limit}}")) for target in targets):
+    """Give each stop reason its color, and shades of it if there is a series for each agent."""
+    legends = [target.legend for target in targets]
+    if not any(legend.endswith(("{{reason}}", "{{limit}}")) for legend in legends):
         return panel
-    for name, colour in COLOURS.items():
-        fixed = models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": colour})
-        panel = panel.override_by_regexp(f"/(^|: ){name}$/", [fixed])
+    mode = "shades" if any(": " in legend for legend in legends) else "fixed"
+    colours = {f"/(^|: ){name}$/": colour for name, colour in COLOURS.items()}
+    if any(legend.endswith(" refused") for legend in legends):
+        colours["/ refused$/"] = REFUSED_COLOUR
+    for pattern, colour in colours.items():
+        own = models.DynamicConfigValue("color", {"mode": mode, "fixedColor": colour})
+        panel = panel.override_by_regexp(pattern, [own])
     return panel
 
 

@@ -1,8 +1,9 @@
 """PromQL of the dashboards and rules.
 
-Rates are `rate(x[$__rate_interval])`. Totals have one form, `total()`. Every selector takes the
-variables of its dashboard, and every aggregation names the labels it keeps, so labels that a
-pipeline adds (scope, service, pod) change nothing.
+Counts have one form, `total()`, over a range as over each step of a graph. Flows, such as tokens
+per minute, are `rate(x[$__rate_interval])`. Every selector takes the variables of its dashboard,
+and every aggregation names the labels it keeps, so labels that a pipeline adds (scope, service,
+pod) change nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ OBSERVED: Final = 'action="observed"'
 
 RANGE: Final = "$__range"
 HOUR: Final = "1h"
+DAY: Final = "1d"
+STEP: Final = "$__interval"
 LOOK_BACK: Final = "1h"
 """A series without a sample for this long before a window is new in it."""
 
@@ -31,16 +34,24 @@ def select(name: str, *matchers: str) -> str:
     return f"{name}{{{','.join((*targets, *matchers))}}}"
 
 
-def total(selector: str, window: str) -> str:
-    """Return the increase of each series of a counter over a window, new series included.
+def total(selector: str, window: str, *, ahead: bool = False) -> str:
+    """Return the events of each series of a counter in a window, new series included.
 
-    `increase()` ignores what a counter had at its first scrape, such as the only halt of a short
-    job. So a series that is new in the window counts with its last value.
+    Only the last sample before the window and the last one in it count: whole events, and those
+    of adjacent windows add up. A series that is new counts from 0. If its process restarted in the
+    window, Prometheus estimates.
+
+    Args:
+        selector: The counter.
+        window: Its length.
+        ahead: Whether it begins at the time of evaluation instead of ending there.
     """
+    inside = f"{selector}[{window}]{f' offset -{window}' if ahead else ''}"
+    before = f"{selector}[{LOOK_BACK}]{'' if ahead else f' offset {window}'}"
     return (
-        f"last_over_time({selector}[{window}])"
-        f" unless last_over_time({selector}[{LOOK_BACK}] offset {window})"
-        f" or increase({selector}[{window}])"
+        f"increase({inside}) and resets({inside}) > 0"
+        f" or last_over_time({inside}) - last_over_time({before}) >= 0"
+        f" or last_over_time({inside})"
     )
 
 
@@ -49,14 +60,23 @@ def sum_total(selector: str, window: str, *by: str) -> str:
     return f"sum{_by(by)}({total(selector, window)})"
 
 
+def sum_step(selector: str, *by: str) -> str:
+    """Sum `total()` of the step of a graph that begins at each point.
+
+    Grafana evaluates at full multiples of a step, none of them in the future. With steps that end
+    at a point, the newest events would be missing.
+    """
+    return f"sum{_by(by)}({total(selector, STEP, ahead=True)})"
+
+
 def sum_rate(selector: str, *by: str) -> str:
     """Sum the rate per second."""
     return f"sum{_by(by)}(rate({selector}[$__rate_interval]))"
 
 
 def per_bar(selector: str, *by: str) -> str:
-    """Return the number of events in each bar, without empty bars."""
-    return f"{sum_rate(selector, *by)} * $__interval_ms / 1000 > 0"
+    """Return the whole number of events in each bar, without empty bars."""
+    return f"round({sum_step(selector, *by)}) > 0"
 
 
 def per_minute(selector: str, *by: str) -> str:
@@ -72,7 +92,7 @@ def per_hour(selector: str, *by: str) -> str:
 def quantile(share: float, histogram: str, *by: str) -> str:
     """Estimate a quantile from the buckets of a histogram."""
     buckets = histogram.replace("{", "_bucket{", 1)
-    return f"histogram_quantile({share}, {sum_rate(buckets, 'le', *by)})"
+    return f"histogram_quantile({share}, {sum_step(buckets, 'le', *by)})"
 
 
 def ratio(part: str, whole: str) -> str:
@@ -158,7 +178,11 @@ LAST_REPORT_AGE: Final = (
 SECONDS_LEFT_IN_MONTH: Final = (
     "((days_in_month() - day_of_month()) * 86400 + (24 - hour()) * 3600 - minute() * 60)"
 )
-PROJECTED_COST: Final = f"{sum_total(COST, RANGE)} / $__range_s * {SECONDS_LEFT_IN_MONTH}"
+PROJECTED_COST: Final = (
+    f"{sum_total(COST, DAY)} / 86400 * {SECONDS_LEFT_IN_MONTH}"
+    f" and count(last_over_time({COST}[6d] offset {DAY}))"
+)
+"""No value before there is a day of data: the pace of an hour is not that of a month."""
 
 DEPLOYMENTS: Final = (
     f"count by (job, service_version, version) ({BUILDS}) unless "
@@ -168,11 +192,12 @@ DEPLOYMENTS: Final = (
 """Versions that no process of the job ran in the hour before: a restart is not a deployment."""
 
 POLICY_READS: Final = f"{sum_rate(select('otel_limits_policy_reads_total'), 'outcome')} > 0"
+"""A rate, because the first read of a process is not a change."""
 
 # Not filtered by reason: these marks may explain a panel that is.
 KILLS: Final = (
-    sum_rate(select("otel_limits_stops_total", AGENT, 'action="killed"'), "agent") + " > 0"
+    sum_total(select("otel_limits_stops_total", AGENT, 'action="killed"'), STEP, "agent") + " > 0"
 )
 ALL_HALTS: Final = (
-    sum_rate(select("otel_limits_stops_total", AGENT, ENFORCED), "agent", "reason") + " > 0"
+    sum_total(select("otel_limits_stops_total", AGENT, ENFORCED), STEP, "agent", "reason") + " > 0"
 )

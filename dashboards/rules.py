@@ -53,10 +53,10 @@ def write(directory: Path, boards: Boards) -> None:
 
 
 def _expanded(found: re.Match[str]) -> str:
-    """Write a total on three lines."""
+    """Write a total on three lines, one for each kind of series."""
     indent, selector, window = found.groups()
     total = queries.total(selector, window)
-    return indent + re.sub(r" (unless|or) ", rf"\n{indent}\1 ", total)
+    return indent + total.replace(" or ", f"\n{indent}or ")
 
 
 def _linked(text: str, boards: Boards) -> str:

@@ -18,9 +18,10 @@ SELECTED_RANGE: Final = (
     ),
     panels.number(
         "Projected cost, rest of month",
-        "At the pace of the selected range (UTC).",
+        "At the pace of the last 24 hours, whatever range is selected. The month ends in UTC.",
         USD,
-        queries.or_zero(queries.PROJECTED_COST),
+        queries.PROJECTED_COST,
+        nothing="Needs a day of data",
         width=5,
     ),
     panels.number(
@@ -61,12 +62,14 @@ COST: Final = (
         "USD per hour of model calls with a known price.",
         USD,
         Target(queries.per_hour(queries.COST, "agent"), "{{agent}}"),
+        axis="USD per hour",
     ),
     panels.lines(
         "Spend per hour by model",
         "USD per hour of model calls with a known price.",
         USD,
         Target(queries.per_hour(queries.COST, "model"), "{{model}}"),
+        axis="USD per hour",
     ),
     panels.ranking(
         "Top agents by cost",
@@ -88,18 +91,21 @@ TOKEN_USAGE: Final = (
         "Input and output tokens per minute.",
         SHORT,
         Target(queries.per_minute(queries.TOKENS, "agent"), "{{agent}}"),
+        axis="tokens per minute",
     ),
     panels.lines(
         "Tokens per minute by model",
         "Input and output tokens per minute.",
         SHORT,
         Target(queries.per_minute(queries.TOKENS, "model"), "{{model}}"),
+        axis="tokens per minute",
     ),
     panels.lines(
         "Tokens per invocation, p95",
         "By agent, input and output tokens.",
         SHORT,
         Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
+        axis="tokens",
         step=LONG_STEP,
         width=24,
     ),
@@ -108,13 +114,14 @@ TOKEN_USAGE: Final = (
 QUOTAS: Final = (
     panels.lines(
         "Quota utilization",
-        "Used plus reserved. Calls that do not fit wait or are refused.",
+        f"Used plus reserved. Calls that do not fit wait or are refused. {panels.HASHED_KEYS}",
         SHARE,
         Target(queries.QUOTA_SHARE, "{{quota}}: {{key}}"),
     ),
     panels.listing(
         "Time until quota reset",
-        "Usage counts until then. Quotas on concurrent model calls have no window; ignore theirs.",
+        "Usage counts until then. Quotas on concurrent model calls have no window; ignore theirs. "
+        f"{panels.HASHED_KEYS}",
         SECONDS,
         Target(queries.TIME_UNTIL_RESET),
         value="time until reset",
@@ -124,11 +131,12 @@ QUOTAS: Final = (
         "Only quotas with on_exceeded: wait.",
         SHORT,
         Target(f"sum by (quota) ({queries.QUOTA_WAITING})", "{{quota}}"),
+        axis="calls",
     ),
     panels.bars(
         "Quota decisions other than admitted",
         "One per quota that applies to a call. degraded_*: made while the store was unavailable.",
-        SHORT,
+        "decisions",
         Target(
             queries.per_bar(queries.NOT_ADMITTED, "quota", "decision"), "{{quota}}: {{decision}}"
         ),
@@ -139,14 +147,14 @@ UNMEASURED_AND_UNPRICED: Final = (
     panels.bars(
         "Unpriced tokens by model",
         "Add a price in the policy file.",
-        SHORT,
+        "tokens",
         Target(queries.per_bar(queries.UNPRICED, "model"), "{{model}}"),
     ),
     panels.bars(
         "Estimated and unmeasured calls by agent and model",
         "The provider reported no usage. Unmeasured calls count no estimate, e.g. because "
         "OTEL_LIMITS_UNMEASURED is ignore.",
-        SHORT,
+        "calls",
         Target(
             queries.per_bar(queries.UNMEASURED, "agent", "model", "kind"),
             "{{agent}}: {{model}}, {{kind}}",

@@ -43,6 +43,12 @@ class Panel:
     """From which value on there is which colour."""
     colours: tuple[tuple[str, str], ...]
     """Pattern of series names, and the color of matching series."""
+    shaded: bool
+    """Whether each series of such a color has its own shade of it."""
+    axis: str
+    """Label of the axis of values."""
+    shown: Mapping[str, str]
+    """Text of a table, and the text that is shown instead."""
     nothing: str
     """Text shown without data."""
     content: str
@@ -98,12 +104,12 @@ class TimeRange:
     def for_panel(self, panel: Panel) -> TimeRange:
         """Take steps as long as a panel wants them, those that count at full multiples."""
         step = max(self.step, panel.min_step)
-        # Grafana aligns steps, so that bars stay the same over time, and the last of them may be
-        # unfinished. A line shows current values: those at the end of its step do not exist yet.
-        is_line = panel.kind == "timeseries" and not panel.stacked
-        end = self.end if is_line else math.ceil(self.end / step) * step
-        steps = max(1, math.ceil((end - self.start) / step))
-        return replace(self, start=end - steps * step, end=end, step=step)
+        if self.range < step:  # as in tests, where no full multiple may be within the range
+            return replace(self, start=self.end - step, step=step)
+        # Grafana aligns both ends, so that bars stay the same over time
+        # (pkg/promlib/models/query.go, AlignTimeRange).
+        start, end = (math.floor(time / step) * step for time in (self.start, self.end))
+        return replace(self, start=start, end=end, step=step)
 
     def fill(self, expr: str, variables: Mapping[str, str] | None = None) -> str:
         """Substitute Grafana's variables; a variable without a value matches everything."""
@@ -170,6 +176,13 @@ def _panel(content: Mapping[str, Any]) -> Panel:
         targets=tuple(_target(each) for each in content.get("targets", ())),
         steps=_steps(defaults),
         colours=tuple(_colours(content)),
+        shaded='"shades"' in json.dumps(content),
+        axis=defaults.get("custom", {}).get("axisLabel", ""),
+        shown={
+            text: other["text"]
+            for each in defaults.get("mappings", ())
+            for text, other in each["options"].items()
+        },
         nothing=defaults.get("noValue", ""),
         content=options.get("content", ""),
         value_name=_value_name(content),

@@ -1,7 +1,7 @@
 """Draws the pictures of `dashboards/README.md`: `python -m tests.dashboards.pictures`.
 
-They show a simulated fleet. Its metrics of seven hours are written into a real Prometheus, and
-the last six are drawn as Grafana would show them.
+They show a simulated fleet. Its metrics of more than a day are written into a real Prometheus, and
+the last six hours are drawn as Grafana would show them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Final
 
 from PIL import Image
 
+from otel_limits.core.limits import LIMITS
 from otel_limits.observers.instruments import METRICS
 from tests.dashboards.draw import draw_all
 from tests.dashboards.panels import TimeRange
@@ -27,8 +28,10 @@ from tests.paths import ROOT
 
 HOUR: Final = 3600
 SHOWN: Final = 6 * HOUR
-HISTORY: Final = HOUR
+HISTORY: Final = 20 * HOUR
+"""More than a day in all, which the projected cost needs."""
 INTERVAL: Final = 30
+HISTORY_INTERVAL: Final = 300
 POINTS: Final = 120
 """Points per series, about as many as a panel can show."""
 
@@ -39,6 +42,9 @@ PRICES: Final = {
     "nova-pro": (0.8, 3.2),
 }
 """USD per million input and output tokens."""
+
+LONG_STEP: Final = 900
+"""Seconds between the points of percentiles."""
 
 SPECS: Final = {spec.name: spec for spec in METRICS}
 
@@ -143,7 +149,7 @@ FLEET: Final = (
         per_hour=5,
         turns=11,
         prompt=7_000,
-        limits={"max_turns": 40, "max_duration": 300},
+        limits={"max_turns": 40, "max_duration_seconds": 300},
         halts={"max_duration": 0.05},
         tools=("query_logs", "query_metrics"),
         seconds_per_turn=6.0,
@@ -256,18 +262,18 @@ class Fleet:
         self.add(f"{name}_sum", worker, value, **labels)
         self.add(f"{name}_count", worker, 1, **labels)
 
-    def advance(self, seconds_left: float) -> None:
-        """Run the fleet for one scrape interval."""
-        progress = 1 - seconds_left / (SHOWN + HISTORY)
+    def advance(self, seconds_left: float, interval: float) -> None:
+        """Run the fleet for one interval."""
+        progress = max(0.0, 1 - seconds_left / (SHOWN + HOUR))
         tide = 0.75 + 0.35 * math.sin(2.2 * math.pi * progress)
         for worker in FLEET:
-            expected = worker.per_hour * tide * INTERVAL / HOUR
+            expected = worker.per_hour * tide * interval / HOUR
             for _ in range(self._poisson(expected)):
                 self._invoke(worker, seconds_left)
             in_progress = self._poisson(expected * 2)
             self.set("invocations_in_progress", worker.instance, in_progress, agent=worker.name)
         self._use_quotas(progress, seconds_left)
-        if self.random.random() < INTERVAL / (2 * HOUR):
+        if self.random.random() < interval / (2 * HOUR):
             self._count("internal_errors_total", "finance-0:9464", 1, component="observer")
             self._count(
                 "observer_dropped_events_total", "finance-0:9464", 1, observer="audit_webhook"
@@ -294,7 +300,7 @@ class Fleet:
         self._finish(worker, reason, action, 1)
         self._work(worker, turns)
         for limit in worker.limits:
-            is_reached = limit == reason or (limit.startswith("max_id") and reason[0] == "l")
+            is_reached = LIMITS[limit].reason == reason
             share = turns / cap * self.random.uniform(0.6, 1.0)
             used = turns / cap if limit == "max_turns" else min(0.97, share)
             self.observe("budget_used_ratio", worker, 1.0 if is_reached else used, limit=limit)
@@ -374,15 +380,21 @@ class Fleet:
             yield name, f"{name}{{{pairs}}}", value
 
 
-def simulate(end: float) -> str:
-    """Return the samples of seven hours in the OpenMetrics format."""
+def simulate(end: float, age: int = SHOWN + HISTORY) -> str:
+    """Return the samples of a fleet of an age in seconds, in the OpenMetrics format."""
     fleet = Fleet(end)
     lines: dict[str, list[str]] = {}
-    for left in range(SHOWN + HISTORY, -1, -INTERVAL):
+    for left in scrapes(age):
         for name, series, value in fleet.samples(left):
-            lines.setdefault(name, []).append(f"{series} {value:g} {end - left:.0f}")
-        fleet.advance(left)
+            lines.setdefault(name, []).append(f"{series} {value:.15g} {end - left:.0f}")
+        fleet.advance(left, HISTORY_INTERVAL if left > SHOWN + HOUR else INTERVAL)
     return "\n".join((*(line for samples in lines.values() for line in samples), "# EOF", ""))
+
+
+def scrapes(age: int) -> Iterator[int]:
+    """Yield how long before the end each scrape is: rarely at first, as few see those."""
+    yield from range(age, SHOWN + HOUR, -HISTORY_INTERVAL)
+    yield from range(min(age, SHOWN + HOUR), -1, -INTERVAL)
 
 
 def write() -> None:
@@ -390,9 +402,10 @@ def write() -> None:
     out = ROOT / "dashboards/pictures"
     for path in out.glob("*.png"):
         path.unlink()
-    now = time.time()
+    # At a full multiple of all steps, the first bars begin with the shown time.
+    now = time.time() // LONG_STEP * LONG_STEP
     window = TimeRange(start=now - SHOWN, end=now, step=SHOWN / POINTS, scrape_interval=INTERVAL)
-    samples = simulate(now + 120)  # later than the end of the pictures
+    samples = simulate(now)
     with (
         tempfile.TemporaryDirectory() as directory,
         remembering(Path(directory), samples) as url,

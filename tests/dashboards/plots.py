@@ -13,7 +13,7 @@ from matplotlib import ticker
 from matplotlib.transforms import Bbox
 
 from tests.dashboards.prometheus import Line
-from tests.dashboards.theme import NAMED, PALETTE, Theme
+from tests.dashboards.theme import NAMED, PALETTE, Theme, shade
 from tests.dashboards.units import written
 
 if TYPE_CHECKING:
@@ -51,8 +51,13 @@ class Plot:
     theme: Theme
 
     def colours(self) -> dict[str, str]:
-        """Give every series a colour: its own, or the next of the palette."""
+        """Give every series a colour: its own, a shade of it, or the next of the palette."""
         own = {name: self.panel.colour_of(name) for name, _ in self.lines}
+        if self.panel.shaded:
+            own = {
+                name: shade(colour, at) if colour else None
+                for at, (name, colour) in enumerate(own.items())
+            }
         # What another series has for its own is left out: otherwise two of them would look alike.
         left = itertools.cycle(sorted(set(PALETTE) - set(own.values()), key=PALETTE.index))
         return {name: colour or next(left) for name, colour in own.items()}
@@ -70,7 +75,14 @@ def timeseries(plot: Plot) -> None:
     else:
         for name, line in plot.lines:
             marker = "o" if len(line.times) == 1 else None  # a line of one point is invisible
-            axes.plot(line.times, line.values, label=name, marker=marker, color=colours[name])
+            axes.plot(
+                line.times,
+                line.values,
+                label=name,
+                marker=marker,
+                color=colours[name],
+                clip_on=marker is None,  # a point on an axis is whole
+            )
     _value_axis(plot)
     _legend(plot)
 
@@ -82,6 +94,8 @@ def _value_axis(plot: Plot) -> None:
     # line lies on the frame. Where all is 0 there is no scale but 1.
     axes.set_ylim(0, 1.08 * (1 if is_flat else axes.get_ylim()[1]))
     axes.grid(axis="y")
+    if plot.panel.axis:
+        axes.set_ylabel(plot.panel.axis)
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: written(value, unit)))
     axes.yaxis.set_major_locator(_value_ticks(unit, axes.get_ylim()[1], is_flat=is_flat))
 
@@ -100,7 +114,7 @@ def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
     below = dict.fromkeys(times, 0.0)
     for name, line in plot.lines:
         floor = [below[time] for time in line.times]
-        middles = [time - step / 2 for time in line.times]  # it counted what came before its time
+        middles = [time + step / 2 for time in line.times]  # it counts what came after its time
         # The edge keeps two agents apart that were stopped for the same reason.
         plot.axes.bar(
             middles,
@@ -118,20 +132,22 @@ def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
 
 def _legend(plot: Plot) -> None:
     handles, names = plot.axes.get_legend_handles_labels()
-    peaks = {name: max(line.values) for name, line in plot.lines}
+    stacked = plot.panel.stacked
+    peaks = {name: sum(line.values) if stacked else max(line.values) for name, line in plot.lines}
     values = [plot.write(peaks[name]) for name in names]
     labels = [
         f"{_cut(name, LEGEND_LETTERS - len(value))}  {value}"
         for name, value in zip(names, values, strict=True)
     ]
     shown = list(zip(handles, labels, names, strict=True))
-    if not plot.panel.stacked:  # bars keep the order in which they lie on each other
+    if not stacked:  # bars keep the order in which they lie on each other
         shown.sort(key=lambda each: -peaks[each[2]])
     more = len(shown) - MAX_LEGEND
     legend = plot.axes.legend(
         [handle for handle, _, _ in shown[:MAX_LEGEND]],
         [label for _, label, _ in shown[:MAX_LEGEND]],
-        title="name and maximum" + (f", {more} more" if more > 0 else ""),
+        title=f"name and {'total' if stacked else 'maximum'}"
+        + (f", {more} more" if more > 0 else ""),
         loc="upper left",
         bbox_to_anchor=(1.01, 1.04),
         handlelength=1,
@@ -161,6 +177,7 @@ def bargauge(plot: Plot) -> None:
     """Draw the largest values as bars, each with its name and value above or next to it."""
     axes, panel = plot.axes, plot.panel
     axes.axis("off")
+    colours = plot.colours()
     ordered = sorted(plot.lines, key=lambda each: -each[1].last)
     # A share is measured against 100 %, and not against the largest one.
     longest = max(ordered[0][1].last, 1.0 if panel.unit == "percentunit" else 0.0)
@@ -171,7 +188,7 @@ def bargauge(plot: Plot) -> None:
     left, right, above = (-0.55, 1.25, 0.0) if is_beside else (0.0, 1.0, 0.27)
     place, thick, room = ("center", 0.5, 22) if is_beside else ("bottom", 0.34, 40)
     for at, (name, line) in enumerate(ordered):
-        colour = panel.colour_of(name) or NAMED[panel.colour_at(line.last)]
+        colour = colours[name] if panel.colour_of(name) else NAMED[panel.colour_at(line.last)]
         axes.barh(at, longest, color=plot.theme.line, height=thick)
         axes.barh(at, line.last, color=colour, height=thick)
         axes.text(left * longest, at - above, _cut(name, room), va=place, fontsize=10)
@@ -183,12 +200,13 @@ def bargauge(plot: Plot) -> None:
 
 def table(plot: Plot) -> None:
     """Draw labels and values, as many rows as fit."""
-    axes = plot.axes
+    axes, shown_as = plot.axes, plot.panel.shown
     axes.axis("off")
     names = sorted({name for _, line in plot.lines for name in line.labels})
+    texts = [[line.labels.get(name, "") for name in names] for _, line in plot.lines]
     rows = sorted(
-        [*(line.labels.get(name, "") for name in names), written(line.last, plot.panel.unit)]
-        for _, line in plot.lines
+        [*(shown_as.get(text, text) for text in each), written(line.last, plot.panel.unit)]
+        for each, (_, line) in zip(texts, plot.lines, strict=True)
     )
     row_height = TABLE_ROW_INCHES * axes.figure.dpi / axes.bbox.height
     shown = rows[: int(1 / row_height) - 1]
@@ -235,8 +253,8 @@ DRAWINGS: Final[Mapping[str, Drawing]] = {
 
 def time_axis(plot: Plot) -> None:
     """Label the time that is shown."""
-    # Bars may end after the window: the last one is complete.
-    start, end = _span(plot.window.for_panel(plot.panel))
+    # The first and the last bar may begin before the window and end after it.
+    start, end = _span(plot.window)
     axes = plot.axes
     axes.set_xlim(start, end)
     step = next((each for each in TICK_SECONDS if (end - start) / each <= MAX_TICKS), end - start)

@@ -49,6 +49,20 @@ PALETTE: Final = (
 NAMED: Final = {"green": "#56a64b", "orange": "#ff9830", "red": "#e02f44", "blue": "#3d84e0"}
 """Names that Grafana gives to colours, as far as thresholds use them."""
 
+FRACTIONS: Final = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4)
+SHADES: Final = ((1.0, 0), *((share, end) for share in FRACTIONS for end in (0, 255)))
+"""Shares of a color and what they are mixed with, black or white."""
+
+
+def shade(colour: str, index: int) -> str:
+    """Return the shade that Grafana gives to a series of this index.
+
+    As in packages/grafana-data/src/field/fieldColor.ts (read 2026-11-29).
+    """
+    share, end = SHADES[index % len(SHADES)]
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part * share + end * (1 - share)):02x}" for part in parts)
+
 
 def style(theme: Theme) -> dict[Any, Any]:
     """Make what matplotlib draws by default look like `theme`."""

@@ -1,7 +1,7 @@
 """Expected values of every panel, computed from the script of the workload.
 
-Values are totals of the whole window. Prometheus extrapolates increases to the edges of the window,
-all by the same factor; values in which that factor cancels out are `exact`.
+Values are totals of the whole window. Rates are extrapolated to the edges of the window, all by the
+same factor; all other values are `exact`.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
     rounds = played.rounds
 
     def increases(*values: Values) -> list[Expected]:
-        return [Expected(times(rounds, each)) for each in values]
+        return [Expected(times(rounds, each), exact=True) for each in values]
 
     tools = merged({tool: n} for a in ACTORS for (tool, _), n in a.produces.tools.items())
     agents = {a.name for a in ACTORS}
@@ -258,7 +258,7 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
     at_rest = {"patient": 0.0}
 
     def increases(*values: Values) -> list[Expected]:
-        return [Expected(times(rounds, each)) for each in values]
+        return [Expected(times(rounds, each), exact=True) for each in values]
 
     def per_minute(values: Values) -> list[Expected]:
         return [Expected(times(rounds / seconds * 60, values))]
@@ -272,7 +272,7 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
         **_quotas(played),
         "Tokens": increases({ONE: spent}),
         "Cost": increases({ONE: sum(map(dollars, ACTORS))}),
-        "Projected cost, rest of month": [Expected({ONE: 0}, loose=True)],
+        "Projected cost, rest of month": [Expected({})],
         "Cache hit rate": [
             Expected({ONE: total(lambda p: p.cache_read) / total(lambda p: p.input)}, exact=True)
         ],
@@ -323,7 +323,8 @@ def _quotas(played: Scene) -> dict[str, list[Expected]]:
                         "guests: refused": refused["guest"],
                         "waiting: gave_up": refused["postponed"],
                     },
-                )
+                ),
+                exact=True,
             )
         ],
     }
@@ -351,7 +352,7 @@ def _health(played: Scene) -> dict[str, list[Expected]]:
     }
 
     def increases(values: Values) -> list[Expected]:
-        return [Expected(times(rounds, values))]
+        return [Expected(times(rounds, values), exact=True)]
 
     return {
         "Reporting processes": [Expected({ONE: 1}, exact=True)],

@@ -283,15 +283,14 @@ def test_command_without_action_shows_help(capsys: pytest.CaptureFixture[str]) -
     assert "export" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("is_bars", "expected"), [(False, (910, 1210)), (True, (900, 1500))])
-def test_lines_end_now_and_bars_with_their_step(is_bars: bool, expected: tuple[int, int]) -> None:  # noqa: FBT001  a parameter
-    """Bars keep their position, and the last one may be incomplete."""
-    window = panels.TimeRange(start=1000, end=1210, step=1, scrape_interval=1)
+def test_steps_are_aligned_as_in_grafana() -> None:
+    """Both ends are rounded down, and the last bar is incomplete."""
+    window = panels.TimeRange(start=1000, end=1610, step=1, scrape_interval=1)
     panel = next(
         panel
         for board in panels.read_all(exported_files.directory())
         for panel in board.panels
-        if panel.kind == "timeseries" and panel.stacked is is_bars and panel.min_step == 300
+        if panel.kind == "timeseries" and panel.min_step == 300
     )
     steps = window.for_panel(panel)
-    assert (steps.step, (steps.start, steps.end)) == (300, expected)
+    assert (steps.step, (steps.start, steps.end)) == (300, (900, 1500))
