@@ -35,7 +35,7 @@ class FirstCalls(BaseObserver):
         self._is_logged = quiet
         self._quiet = quiet
         self._source = ""
-        self._is_policy_changeable = False
+        self._policy = ""
         self._unlimited: set[str] = set()
         self.subscribes_to = {
             Enforcing: self._enforcing,
@@ -52,35 +52,41 @@ class FirstCalls(BaseObserver):
         self._source = event.source
 
     def _policy_read(self, event: PolicyRead) -> None:
-        self._is_policy_changeable = event.changeable
+        # A tool of an agent could change its limits.
+        self._policy = "policy=changeable, " if event.changeable else ""
 
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent
         caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
+        if caps:
+            if not self._is_logged:
+                self._announce(logging.INFO, _enforced(event, ", ".join(caps), policy=self._policy))
         # By agent: a policy file may limit all agents but the one that runs away.
-        if not caps and agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
+        elif agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
             self._unlimited.add(agent)
-            logger.warning("otel-limits: %s", UNLIMITED.format(who=f"agent {quoted(agent)}"))
-        if not self._is_logged:
-            self._is_logged = True
-            self._log_first_call(event, ", ".join(caps) or "no limits")
+            unlimited = UNLIMITED.format(who=f"agent {quoted(agent)}")
+            self._announce(logging.WARNING, f"{unlimited}{event.note and ' '}{event.note}")
 
-    def _log_first_call(self, event: Started, caps: str) -> None:
-        source = "hooks" if event.unsampled else "spans"
-        # Otherwise a model without a price would be an unexpected reason for a halt.
-        unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
-        # A tool of an agent could change its limits.
-        policy = "policy=changeable, " if self._is_policy_changeable else ""
-        sentence = (
-            f"enforcing {caps} on agent {quoted(event.invocation.agent)} "
-            f"(action={event.configured_action}, {unpriced}{policy}source={source})"
-            f"{event.note and '. '}{event.note}"
-        )
-        if self._source == "run":
+    def _announce(self, level: int, sentence: str) -> None:
+        """Print the first sentence of a program under `otel-limits run`; log all others."""
+        if self._source == "run" and not self._is_logged:
             # Visible in a shell whatever the program does with its log.
             print(f"otel-limits: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
         else:
-            logger.info("otel-limits: %s", sentence)
+            logger.log(level, "otel-limits: %s", sentence)
+        self._is_logged = True
+
+
+def _enforced(event: Started, caps: str, *, policy: str) -> str:
+    """Describe the limits of an agent in one line."""
+    source = "hooks" if event.unsampled else "spans"
+    # Otherwise a model without a price would be an unexpected reason for a halt.
+    unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
+    return (
+        f"enforcing {caps} on agent {quoted(event.invocation.agent)} "
+        f"(action={event.configured_action}, {unpriced}{policy}source={source})"
+        f"{event.note and '. '}{event.note}"
+    )
 
 
 def _caps(event: Started) -> Iterator[tuple[str, object]]:

@@ -35,13 +35,21 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_run_prints_limits_on_standard_error() -> None:
-    """Regardless of the program's logging; standard output belongs to the program."""
-    done = run(sys.executable, "-W", "ignore", "-c", AGENT, OTEL_LIMITS_MAX_TURNS="30")
-    assert done.stdout == ""
-    assert done.stderr == (
-        "otel-limits: enforcing max_turns=30 on agent 'research' (action=halt, source=spans)\n"
-    )
+@pytest.mark.parametrize(
+    ("variables", "line"),
+    [
+        (
+            {"OTEL_LIMITS_MAX_TURNS": "30"},
+            "enforcing max_turns=30 on agent 'research' (action=halt, source=spans)",
+        ),
+        ({}, "No limits set for agent 'research'. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."),
+    ],
+    ids=["limit", "none"],
+)
+def test_run_prints_limits_on_standard_error(variables: dict[str, str], line: str) -> None:
+    """One line, regardless of the program's logging; standard output belongs to the program."""
+    done = run(sys.executable, "-W", "ignore", "-c", AGENT, **variables)
+    assert (done.stdout, done.stderr) == ("", f"otel-limits: {line}\n")
 
 
 @pytest.mark.parametrize("program", ["pass", "import strands"])
