@@ -120,7 +120,7 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
         case "extra_forbidden":
             valid = part.keys_of()
             hint = suggestion(name, valid, f"Valid keys: {', '.join(valid)}.")
-            return f"Unknown key {key}. {hint}"
+            return f"Unknown key {key}. {_place_of(name, part) or hint}"
         case "missing":
             owner = key.removesuffix(f".{name}")
             return f"{owner} needs {name}: {part.model_fields[name].description}"
@@ -132,6 +132,27 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
             such = "".join(f", such as {inner}: {value}" for inner, value in example.items())
             got = "an empty one" if error["type"] == "too_short" else written
             return f"{key or 'The file'} must be a mapping{such}, got {got}."
+
+
+def _place_of(name: str, part: type[Part]) -> str:
+    """Return where a key belongs that is written one or two levels too high; else nothing."""
+    inner = {
+        owner: field.annotation
+        for owner, field in part.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Part)
+    }
+    below = {
+        f"{owner}: {key}": each
+        for owner, middle in inner.items()
+        for key, field in middle.model_fields.items()
+        if isinstance(each := field.annotation, type) and issubclass(each, Part)
+    }
+    for path, each in {**inner, **below}.items():
+        # An environment variable has the section in its name: tree_max_turns.
+        for key in (name, name.removeprefix(f"{path.split()[-1]}_")):
+            if key in each.keys_of():
+                return f'Write {"it" if key == name else key} under "{path}:".'
+    return ""
 
 
 def _of_value(error: ErrorDetails, key: str, written: str) -> str:

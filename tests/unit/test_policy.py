@@ -464,6 +464,10 @@ WRONG = {
     "defaults: {limits: {max_turn: 1}}": (
         "Unknown key defaults.limits.max_turn. Did you mean max_turns?"
     ),
+    "agents: {a: {max_turns: 3}}": ('Unknown key agents["a"].max_turns. Write it under "limits:".'),
+    "agents: {a: {tree_max_turns: 3}}": 'Write max_turns under "tree:".',
+    "max_turns: 3": 'Write it under "defaults: limits:".',
+    "models: {m: {input: 1}}": 'Write it under "price:".',
     "defaults: {tree: {max_iterations: 1}}": "Unknown key defaults.tree.max_iterations.",
     "agents: {a: {limits: {max_turns: 0}}}": f'agents["a"].limits.max_turns {WHOLE}, got 0.',
     "defaults: {limits: {max_turns: -1}}": f"defaults.limits.max_turns {WHOLE}, got -1.",
