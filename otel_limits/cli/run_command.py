@@ -8,7 +8,7 @@ import re
 import secrets
 import sys
 import tempfile
-from argparse import REMAINDER, BooleanOptionalAction, Namespace
+from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, Final
@@ -54,8 +54,24 @@ NOT_EXECUTABLE: Final = 126
 
 LOOPS: Final = r"max_(consecutive|identical|repeated|no_progress)_\w+"
 
+COMMON: Final = (
+    "max_turns",
+    "max_cost_usd",
+    "max_duration_seconds",
+    "tree_max_turns",
+    "tree_max_cost_usd",
+    "max_token_budget",
+    "preset",
+    "policy",
+    "action",
+    "prometheus_port",
+    "ledger",
+)
+"""The settings that most programs need, in the order of the help."""
+
 GROUPS: Final = {
-    "limits": rf"(?!{LOOPS})max_\w+|preset|policy",
+    "common options": "|".join(COMMON),
+    "limits": rf"(?!{LOOPS})max_\w+",
     "loops": rf"{LOOPS}|tool_failures|exempt_tools|nudge_disabled",
     "budget tree (an invocation and all agents it starts)": r"tree_\w+",
     "conversation (all invocations of a thread or session)": r"conversation_\w+",
@@ -67,9 +83,30 @@ GROUPS: Final = {
 }
 """Groups of options in the help, with a pattern of their settings; the first match counts."""
 
+UNITS: Final = {
+    "TOKENS": r"\w*max_(token_budget|input_tokens|output_tokens)",
+    "USD": r"\w*_usd",
+    "SECONDS": r"\w*_(seconds|timeout)",
+    "AGE": r"conversation_idle|ledger_retention",
+    "TOOL=N": r"max_\w+_per_tool",
+    "PATH": r"policy|tool_log_dir",
+    "PATH|URL": r"ledger",
+    "URL": r"quota_store",
+    "SHARES": r"warn_at",
+    "WHEN": r"ledger_sync",
+    "ACTION": r"unpriced|unmeasured|on_resume|conversation_on_store_error",
+    "STATUS": r"halted_node",
+}
+"""Units of options in the help, with a pattern of their settings."""
+
 NUMBERS: Final = (CAP, SWITCHABLE_CAP, WHOLE_NUMBER)
 
-OPTIONS: Final = tuple(setting for setting in SETTINGS if not setting.is_secret)
+OPTIONS: Final = tuple(
+    sorted(
+        (setting for setting in SETTINGS if not setting.is_secret),
+        key=lambda setting: COMMON.index(setting.name) if setting.name in COMMON else len(COMMON),
+    )
+)
 
 
 def add(commands: Any) -> None:
@@ -79,15 +116,26 @@ def add(commands: Any) -> None:
     command.add_argument(
         "command", nargs=REMAINDER, metavar="PROGRAM", help="program to run, with its arguments"
     )
+    add_settings(command)
+
+
+def add_settings(command: ArgumentParser) -> None:
+    """Add an option for each setting, in groups."""
     groups = {title: command.add_argument_group(title) for title in GROUPS}
     for setting in OPTIONS:
-        group = next(
-            groups[title] for title, match in GROUPS.items() if re.fullmatch(match, setting.name)
-        )
-        shape: dict[str, Any] = {"metavar": "N" if setting.kind in NUMBERS else "VALUE"}
+        title = next(title for title, match in GROUPS.items() if re.fullmatch(match, setting.name))
+        shape: dict[str, Any] = {"metavar": unit(setting)}
         if setting.kind is BOOLEAN:
             shape = {"action": BooleanOptionalAction}
-        group.add_argument(setting.flag, dest=setting.name, help=summary(setting), **shape)
+        groups[title].add_argument(setting.flag, dest=setting.name, help=summary(setting), **shape)
+
+
+def unit(setting: Setting) -> str:
+    """Return the unit of a setting's value, or a word for what it names."""
+    for name, match in UNITS.items():
+        if re.fullmatch(match, setting.name):
+            return name
+    return "N" if setting.kind in NUMBERS else setting.name.upper().rpartition("_")[2]
 
 
 def summary(setting: Setting) -> str:

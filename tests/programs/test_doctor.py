@@ -121,14 +121,28 @@ def test_imported_framework_that_is_not_installed_is_named(tmp_path: Path, pytho
 
 
 def test_plain_python_is_found_to_be_uncapped(python: str) -> None:
-    """It is what is examined where no launcher is given; there is a way to do better."""
-    status, found = findings(execute(python, "-m", "otel_limits.cli", "doctor", "--json"))
+    """As the command that starts a program it has no limits; there is a way to do better."""
+    status, found = examined(python)
     assert status == 1
     assert found["runaway"][0] == "FAIL"
     assert "Not halted at max_turns=3: it made 31 model calls" in found["runaway"][1]
     assert found["enabled by"][1].startswith("Not enabled.Start your program with `otel-limits run")
     assert found["spans"][0] == "-"
     assert found["autoload"] == ("-", f"Not installed for {python}.")
+
+
+@pytest.mark.parametrize("options", [(), ("--max-turns", "30"), ("--max-turns", "30", "--", "")])
+def test_doctor_with_the_options_of_run_or_alone_proves_run(
+    options: tuple[str, ...], python: str
+) -> None:
+    """Programs that are started with run are limited by it, so nothing has failed."""
+    words = [python if word == "" else word for word in options]
+    started = (python, "-m", "otel_limits.cli", "doctor", "--json", *words)
+    status, found = findings(execute(*started))
+    assert (status, found["runaway"][0], found["child"]) == (0, "ok", HALTED)
+    assert found["enabled by"] == ("ok", "otel-limits run.")
+    assert found.get("without run", ("",))[0] == ("" if options else "-")
+    assert ("limits" in found) is not bool(options)  # reported if none is set
 
 
 def test_halted_runaway_does_not_hide_that_the_application_only_observes(python: str) -> None:

@@ -7,17 +7,20 @@ from argparse import REMAINDER, Namespace
 from typing import Any, Final
 
 from otel_limits.cli.command import add_command, without_separator
+from otel_limits.cli.run_command import add_settings, given_options
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.
 
-LAUNCHER is the command you start your program with (default: python). The doctor starts its own
-program instead:
+LAUNCHER is the command you start your program with. The doctor starts its own program instead:
 
-  otel-limits doctor -- otel-limits run -- python app.py
+  otel-limits doctor --max-turns 30 -- python app.py
   otel-limits doctor -- opentelemetry-instrument python -m app
   otel-limits doctor -- otel-limits run -- gunicorn app:app
+
+With options of `otel-limits run`, it starts LAUNCHER under `otel-limits run`. Without options and
+LAUNCHER it starts Python, and if nothing enables limits there, Python under `otel-limits run`.
 
 Starts an agent with a scripted model and max_turns=3, also in a thread pool and in a child process,
 isolated from your ledger, quotas, collectors and alerts. Then checks your settings and the servers
@@ -43,6 +46,7 @@ def add(commands: Any) -> None:
         metavar="LAUNCHER",
         help="the command you start your program with",
     )
+    add_settings(command)
 
 
 def examine(options: Namespace) -> int:
@@ -52,10 +56,12 @@ def examine(options: Namespace) -> int:
     from otel_limits.cli.doctor.finding import as_json, as_text, exit_status
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
 
-    environ = environment()
+    given = {setting.variable: text for setting, text in given_options(options)}
+    environ = environment() | given
     launcher: Launcher | UnknownLauncherError
     try:
         launcher = read_launcher(without_separator(options.launcher))
+        launcher = launcher.under_run() if given else launcher
         environ |= launcher.settings
     except UnknownLauncherError as error:
         launcher = error

@@ -14,7 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
@@ -136,11 +136,20 @@ class Launcher:
     """The command in whose place its Python is started, such as `gunicorn`."""
     program: tuple[str, ...] = ()
     """The words that were left out: the user's program with its arguments, if it was given."""
+    is_given: bool = True
+    """False for the Python of the doctor itself."""
 
     @property
     def shown(self) -> str:
         """Its name, without arguments, which may contain a secret."""
         return PurePath(redact_url(self.words[0])).name
+
+    def under_run(self) -> Launcher:
+        """Return this launcher, started by `otel-limits run`."""
+        if has_run(self.words):
+            return self
+        run = (sys.executable, "-m", "otel_limits.cli", "run", "--")
+        return replace(self, words=(*run, *self.words), is_given=True)
 
     def has(self, program: str) -> bool:
         """Return whether one of its words is a program."""
@@ -153,6 +162,8 @@ def read_launcher(words: Sequence[str]) -> Launcher:
     Raises:
         UnknownLauncherError: It is not known what the command starts.
     """
+    if not words:
+        return Launcher((sys.executable,), {}, is_given=False)
     reading = _LauncherWords(words)
     for _ in range(MAX_LAYERS):
         if not reading.rest:
@@ -183,6 +194,11 @@ def words_of_run(words: Sequence[str]) -> int:
         return 3
     is_command = bool(words) and PurePath(words[0]).name == "otel-limits"
     return 2 if is_command and words[1:2] == ["run"] else 0
+
+
+def has_run(words: Sequence[str]) -> bool:
+    """Return whether `otel-limits run` is among the words of a launcher."""
+    return any(words_of_run(words[at:]) for at in range(len(words)))
 
 
 class _LauncherWords:
@@ -327,8 +343,7 @@ class _LauncherWords:
         """Make the error of a command that is not known, without its arguments."""
         # A shell command in one word may contain anything.
         shown = re.split(r"[\s=]", self.replaced or name or self.name)[0]
-        is_run = any(words_of_run(self.kept[at:]) for at in range(len(self.kept)))
-        run = "otel-limits run -- " if is_run else ""
+        run = "otel-limits run -- " if has_run(self.kept) else ""
         return UnknownLauncherError(
             f"{shown} {problem}, so it was not started: it could be your program.",
             f"Run: otel-limits doctor -- {run}THE PYTHON IT ENDS IN",

@@ -144,6 +144,11 @@ SWITCH_ON: Final = (
     "in its Python environment."
 )
 
+WITHOUT_RUN: Final = (
+    "Nothing else enables limits: the agent was halted because the doctor started it with "
+    "otel-limits run. Without it, Python enforces none."
+)
+
 EXPORTERS: Final = (
     "opentelemetry-instrument needs the exporters of its distro. Run: {}, or set "
     "OTEL_TRACES_EXPORTER=none OTEL_METRICS_EXPORTER=none OTEL_LOGS_EXPORTER=none."
@@ -166,6 +171,10 @@ def examine(context: Context) -> list[Finding]:
     known: dict[str, Modules] = {each.name: (each.module, each.distribution) for each in FRAMEWORKS}
     wanted = [modules for name, modules in known.items() if name in imports.frameworks]
     first = _report(launcher, environ, [*wanted, *known.values()])
+    is_plain = not launcher.is_given and _needs_run(first)
+    if is_plain:
+        launcher = launcher.under_run()
+        first = _report(launcher, environ, list(known.values()))
     if "changed" in first:
         return [_changed(first, launcher)]
     if "installed" not in first:
@@ -176,11 +185,18 @@ def examine(context: Context) -> list[Finding]:
     probed = ({"name": name, **_report(launcher, environ, [installed[name]])} for name in rest)
     return [
         *_findings([first, *probed], launcher),
+        *([skipped("without run", WITHOUT_RUN, SWITCH_ON)] if is_plain else []),
         *_choice(imports, imported, {**known, **installed}, installed),
         *(fail("frameworks", sentence) for sentence in others.broken),
         *(skipped("frameworks", sentence) for sentence in (*others.unused, *others.absent)),
         _autoload(first),
     ]
+
+
+def _needs_run(report: Mapping[str, Any]) -> bool:
+    """Return whether nothing was to enable limits in a Python; a broken autoload was."""
+    is_off = report.get("name") is not None and report["source"] is None
+    return is_off and report["option"] is None and not report["autoload"]
 
 
 def _report(
