@@ -12,6 +12,7 @@ from typing import Any, Final
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer
 from otel_limits.audit.backtest import is_success
+from otel_limits.audit.findings import command_on
 from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.events import CUT_SHORT
@@ -39,14 +40,30 @@ def suggest(
 
     inquiry.require_known()
     rows = inquiry.work.through(tasks(inquiry.connection, inquiry.selection))
+    needs = collect(rows)
     text = policy_file(
-        collect(rows),
+        needs,
         share=percentile,
         headroom=headroom,
         min_invocations=min_invocations,
         about=inquiry.about,
     )
+    if not any(len(each.turns) >= min_invocations for each in needs.values()):
+        text += _instead(inquiry, needs)
     return Answer(question="suggest", title="Suggested limits", about=inquiry.about, text=text)
+
+
+def _instead(inquiry: AuditQuery, needs: Mapping[str, UsageSamples]) -> str:
+    """Return comments with the commands to try if there is nothing to suggest."""
+    most = max((len(each.turns) for each in needs.values()), default=0)
+    if most:
+        again = command_on(inquiry, f"audit suggest --min-invocations {most}")
+        return f"# Record more invocations, or accept limits from fewer:\n#   {again}\n"
+    again = command_on(inquiry, "audit suggest")
+    return (
+        "# No successful invocation matches. Ask without other options, or record some:\n"
+        f"#   {again}\n#   otel-limits run -- python app.py\n"
+    )
 
 
 def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:

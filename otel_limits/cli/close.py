@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from argparse import ArgumentTypeError
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from otel_limits.audit.question import AuditQuery
     from otel_limits.ledger.closing import Period
+
+DAY = timedelta(days=1)
 
 TEXT = """\
 Write digests of past days, to prove later that their rows are unchanged.
@@ -100,6 +103,15 @@ def _period(arguments: Namespace) -> tuple[Period, str | None]:
     from otel_limits.ledger.closing import Period, read_close
 
     since, until = arguments.month or (None, arguments.until_day)
+    today = datetime.now(timezone.utc).date()
+    if until > today:
+        words = ["--until", str(today)]
+        words += ["--after", arguments.after] if arguments.after else []
+        words += ["--ledger", redact_url(arguments.ledger)] if arguments.ledger else []
+        raise LedgerError(
+            f"Days can be closed when they are over, and {until - DAY} is not. Close those before "
+            f"{today}: otel-limits ledger close {shlex.join(words)}"
+        )
     after = None
     if arguments.after is not None:
         previous = read_close(Path(arguments.after))
@@ -110,9 +122,6 @@ def _period(arguments: Namespace) -> tuple[Period, str | None]:
                 f"days between them, or start at its end: --until {until}"
             )
         since = end
-    today = datetime.now(timezone.utc).date()
-    if until > today:
-        raise LedgerError(f"Days can be closed when they are over: until {today} now, got {until}.")
     if since is not None and since >= until:
         raise LedgerError(f"--until must be later than {since}, got {until}.")
     return Period(since=since, until=until), after

@@ -86,6 +86,20 @@ def test_longer_invocations_reveal_needs_of_halted_ones(ledger: LedgerFile, caps
     assert "from 40 successful and 10 halted invocations" in text
 
 
+def test_suggest_with_nothing_to_suggest_names_a_command(
+    ledger: LedgerFile, capsys: Output
+) -> None:
+    """An empty policy file alone does not say what to do."""
+    write(ledger.address, *entries([1, 2, 3], halted=1))
+    for options, command in (
+        (["--agent", "other"], "otel-limits run -- python app.py"),
+        ([], "otel-limits audit suggest --min-invocations 3 --ledger "),
+    ):
+        assert main(["audit", "suggest", *options]) == 0
+        text = capsys.readouterr().out
+        assert (yaml.safe_load(text), command in text) == ({"agents": {}}, True)
+
+
 def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) -> None:
     """20 invocations are too few for a 99th percentile."""
     write(ledger.address, *entries([1, 2, 3, 4] * 5, halted=0))

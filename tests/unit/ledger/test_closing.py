@@ -590,7 +590,8 @@ def test_close_with_a_key_twice_differs_from_its_digest(
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--month", "2999-01"], "Days can be closed when they are over"),
+        (["--month", "2999-01"], "2999-01-31 is not. Close those before"),
+        (["--month", "2999-01", "--after", "october.json"], " --after october.json"),
         (["--month", "2025-12", "--after", "october.json"], "Close the days between them"),
         (["--until", "2025-10-01", "--after", "october.json"], "--until must be later than"),
         (["--until", "2025-11-02", "--after", "ledger.db"], "is not a close"),
