@@ -7,11 +7,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 CellKind: TypeAlias = Literal[
-    "text", "sentence", "date", "id", "count", "money", "share", "time", "seconds", "number"
+    "text",
+    "sentence",
+    "command",
+    "date",
+    "id",
+    "count",
+    "money",
+    "share",
+    "time",
+    "seconds",
+    "number",
 ]
 """How a value is formatted: `money` is a `Decimal` in USD, `share` a fraction, `time` microseconds
-since the epoch, `id` something to copy. In narrow layouts a `text` may be shortened and a
-`sentence` is wrapped. `None` means unknown for any kind."""
+since the epoch, `id` and `command` something to copy. In narrow layouts a `text` may be shortened,
+a `sentence` is wrapped, and a `command` is printed below the table. `None` means unknown for any
+kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ CLOSED_DAYS: Final = (
     Column("table", "Table", is_key=True),
     Column("difference", "Difference", is_key=True),
     Column("rows", "Rows", "count", is_key=True),
-    Column("command", "Command", "sentence", is_key=True),
+    Column("command", "Command", "command", is_key=True),
 )
 
 TITLE: Final = "Closed rows are unchanged"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,37 @@ NUMBERS: Final = ("count", "money", "share", "seconds", "number")
 UNFINISHED: Final = "(unfinished)"
 """Shown as the stop reason of an invocation without a recorded end."""
 SMALL: Final = Decimal("0.000001")
+MOST_PLACES: Final = 6
+MOST_PLACES_OF_DOLLARS: Final = 4
+"""Decimal places in a column of USD; fewer if an amount in it is at least one dollar."""
+
+
+def column_texts(values: Sequence[Any], kind: CellKind) -> list[str]:
+    """Format the values of a column; amounts of USD have the same number of decimal places."""
+    amounts = [Decimal(each) for each in values if each and kind == "money"]
+    most = MOST_PLACES_OF_DOLLARS if any(abs(each) >= 1 for each in amounts) else MOST_PLACES
+    places = max((min(_places(each), most) for each in amounts), default=2)
+    return [
+        ""
+        if value == ""
+        else _amount(Decimal(value), places)
+        if kind == "money" and value is not None
+        else written(value, kind)
+        for value in values
+    ]
+
+
+def _places(amount: Decimal) -> int:
+    """Return how many decimal places show cents, and two digits of a smaller amount."""
+    needed = -int(amount.normalize().as_tuple().exponent)
+    return max(2, min(1 - amount.adjusted(), needed))
+
+
+def _amount(amount: Decimal, places: int) -> str:
+    """Format USD with a number of decimal places."""
+    sign, amount = "-" if amount < 0 else "", abs(amount)
+    least = Decimal(1).scaleb(-places)
+    return f"{sign}< ${least:f}" if 0 < amount < least / 2 else f"{sign}${amount:,.{places}f}"
 
 
 def written(value: Any, kind: CellKind) -> str:

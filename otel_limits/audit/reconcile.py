@@ -176,9 +176,9 @@ def _credentials(authorization: Secret | None) -> str | None:
 
 
 def _in_order(rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Sort by share of the ledger, the largest first, then by names."""
+    """Sort by share of the ledger, unknown ones and the largest first, then by names."""
     # The share is third from the end in every table.
-    return sorted(rows, key=lambda row: (-row[-3], *map(str, row[:3])))
+    return sorted(rows, key=lambda row: (row[-3] is not None, -(row[-3] or 0), *map(str, row[:3])))
 
 
 def comparison(
@@ -210,9 +210,10 @@ def comparison(
         if not have and not most:
             continue  # a series initialized to 0, so that its first event is an increase
         difference = min(0, most - have) or max(0, least - have)
-        share = abs(difference) / have if have else float(bool(difference))
+        share = abs(difference) / have if have else None
         # Prometheus adds money as floats, so the last digits depend on the order.
-        is_near = share <= tolerance + (FLOATS if measure is COST else 0)
+        accepted = tolerance + (FLOATS if measure is COST else 0)
+        is_near = not difference if share is None else share <= accepted
         yield pair, have, least, most, difference, share, grown.restarts, "yes" if is_near else "no"
 
 

@@ -214,7 +214,7 @@ def _cost_rows(
             continue
         day, model = cell[0].day, label_of(cell)
         share = _share(difference, recorded)
-        is_near = share <= tolerance or sides.may_be_rounding(difference, cell)
+        is_near = _is_near(share, difference, tolerance) or sides.may_be_rounding(difference, cell)
         yield (
             str(day),
             model,
@@ -227,10 +227,14 @@ def _cost_rows(
         )
 
 
-def _share(difference: Decimal | int, ledger: Decimal | int) -> float:
+def _share(difference: Decimal | int, ledger: Decimal | int) -> float | None:
     if not ledger:
-        return float(bool(difference))
+        return None
     return float(EXACT.divide(Decimal(difference).copy_abs(), Decimal(ledger)))
+
+
+def _is_near(share: float | None, difference: Decimal | int, tolerance: float) -> bool:
+    return not difference if share is None else share <= tolerance
 
 
 def _token_rows(sides: Sides, tolerance: float) -> Iterator[tuple[Any, ...]]:
@@ -241,7 +245,7 @@ def _token_rows(sides: Sides, tolerance: float) -> Iterator[tuple[Any, ...]]:
             difference = billed - recorded
             share = _share(difference, recorded)
             if recorded or billed:
-                near = "yes" if share <= tolerance else "no"
+                near = "yes" if _is_near(share, difference, tolerance) else "no"
                 day = str(group.day)
                 yield day, group.model, measure, recorded, billed, difference, share, near
 

@@ -12,6 +12,7 @@ from otel_limits.audit.charts import overview
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.core.events import SYNTHETIC
+from otel_limits.core.limits import kind_of
 from otel_limits.ledger.rows import known_cost
 
 
@@ -63,6 +64,7 @@ COSTLIEST: Final = (
     Column("limit", "Limit"),
     Column("cap", "Cap"),
     Column("observed", "Observed"),
+    Column("unit", "Unit"),
     Column("turns", "Turns", "count"),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money", is_key=True),
@@ -185,6 +187,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
                 row.breach_limit,
                 row.breach_cap,
                 row.breach_observed,
+                _unit(row.breach_limit),
                 row.turns,
                 row.input_tokens + row.output_tokens,
                 known_cost(row.cost_pico, row.unpriced_calls),
@@ -193,6 +196,12 @@ def costliest_table(rows: Iterable[Any]) -> Table:
         ],
         note="An invocation without a trace has its own ID here; audit show accepts both.",
     )
+
+
+def _unit(limit: str | None) -> str | None:
+    """Return the unit of a limit; the ledger does not contain that of a quota."""
+    kind = None if limit is None else kind_of(limit)
+    return None if kind is None else kind.unit
 
 
 STOPS: Final = Question(

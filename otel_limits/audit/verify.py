@@ -55,7 +55,7 @@ class Check(NamedTuple):
     """Looks at what was found, or mends it."""
 
 
-COMMAND: Final = Column("command", "Command", "sentence", is_key=True)
+COMMAND: Final = Column("command", "Command", "command", is_key=True)
 
 CHECKS: Final = (
     Column("check", "Check", "sentence", is_key=True),

@@ -18,6 +18,7 @@ NUMBER: Final[Mapping[str, Any]] = {"type": ["number", "null"]}
 VALUES: Final[Mapping[CellKind, Mapping[str, Any]]] = {
     "text": STRING,
     "sentence": STRING,
+    "command": STRING,
     "date": STRING,
     "id": STRING,
     "count": {"type": ["integer", "null"]},

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, chop_cells
 
-from otel_limits.audit.formatting import NUMBERS, written
+from otel_limits.audit.formatting import NUMBERS, column_texts
 
 if TYPE_CHECKING:
     from otel_limits.audit.answer import CellKind, Column, Table
@@ -64,20 +64,16 @@ class ColumnWidth:
 def fit(table: Table, width: int | None) -> Layout:
     """Lay out a table for a width, or as wide as it needs."""
     rows = [*table.rows, *([] if table.total is None else [table.total])]
-    kinds = [column.kind for column in table.columns]
-    texts = [
-        [
-            "" if value == "" else printable(written(value, kind))
-            for value, kind in zip(row, kinds, strict=True)
-        ]
-        for row in rows
-    ]
+    columns = list(zip(*rows, strict=True)) or [()] * len(table.columns)
     lanes = [
         ColumnWidth(
-            column, [row[index] for row in texts], all(row[index] in NOTHING for row in rows)
+            column,
+            [printable(text) for text in column_texts(values, column.kind)],
+            all(value in NOTHING for value in values),
         )
-        for index, column in enumerate(table.columns)
+        for column, values in zip(table.columns, columns, strict=True)
     ]
+    texts = list(zip(*(lane.cells for lane in lanes), strict=True))
     gap = 1 if width is not None and width < COMPACT else 2
     left_out: list[str] = []
     if width is not None and _needed(lanes, gap, natural=True) > width:

@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.formatting import NUMBERS, exact, written
+from otel_limits.audit.formatting import NUMBERS, column_texts, exact, written
 from otel_limits.cli.show.svg_charts import colour, draw, hatches
 from otel_limits.core.wording import pluralize
 
@@ -85,11 +85,19 @@ def _table(table: Table) -> str:
     heads = "".join(_head(column) for column in table.columns)
     # A total below a tree has no level.
     levels = [*table.levels, *(0 for _ in range(len(table.rows) - len(table.levels)))]
-    rows = "".join(
-        _row(table.columns, row, level)
-        for row, level in zip(table.rows[:MOST_ROWS], levels, strict=False)
-    )
-    foot = _row(table.columns, table.total, 0) if table.total is not None else ""
+    shown = [*table.rows[:MOST_ROWS], *([] if table.total is None else [table.total])]
+    columns = [
+        column_texts(values, column.kind)
+        for column, values in zip(table.columns, zip(*shown, strict=True), strict=False)
+    ]
+    lines = [
+        _row(table.columns, row, texts, level)
+        for row, texts, level in zip(
+            shown, zip(*columns, strict=True), [*levels[:MOST_ROWS], 0], strict=False
+        )
+    ]
+    foot = lines.pop() if table.total is not None else ""
+    rows = "".join(lines)
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="scroll">'
         f'<table id="table-{table.name}"{" data-tree" if table.levels else ""}>'
@@ -112,19 +120,19 @@ def _head(column: Column) -> str:
     return f'<th scope="col" class="{kind}"><button type="button">{escape(column.title)}</button>'
 
 
-def _row(columns: Sequence[Column], row: Sequence[Any], level: int) -> str:
+def _row(columns: Sequence[Column], row: Sequence[Any], texts: Sequence[str], level: int) -> str:
     cells = "".join(
-        _cell(column, value, level if index == 0 else 0)
-        for index, (column, value) in enumerate(zip(columns, row, strict=True))
+        _cell(column, value, text, level if index == 0 else 0)
+        for index, (column, value, text) in enumerate(zip(columns, row, texts, strict=True))
     )
     return f"<tr>{cells}</tr>"
 
 
-def _cell(column: Column, value: Any, level: int) -> str:
-    text = escape(written(value, column.kind))
+def _cell(column: Column, value: Any, text: str, level: int) -> str:
+    text = escape(text)
     if column.kind not in NUMBERS:
         style = f' style="padding-left: {0.75 + 1.5 * level}rem"' if level else ""
-        is_code = ' class="id"' if column.kind == "id" else ""
+        is_code = ' class="id"' if column.kind in ("id", "command") else ""
         return f"<td{is_code}{style}>{text}</td>"
     # The exact value next to the rounded text, for sorting.
     return f'<td class="number" data-value="{_value(value, column.kind)}">{text}</td>'

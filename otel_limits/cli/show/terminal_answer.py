@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
@@ -58,7 +59,8 @@ def _print_table(screen: Console, table: Table, width: int | None) -> None:
     if not table.rows and screen.is_terminal:
         screen.print("None.")
         return
-    layout = fit(table, width)
+    commands = [] if width is None else _commands(table)
+    layout = fit(table if width is None else _without_commands(table), width)
     for part, style in ((layout.head, "bold"), (layout.body, ""), (layout.total, "bold")):
         for line in part:
             # `rich` takes milliseconds per line, so only few lines use styles.
@@ -66,9 +68,30 @@ def _print_table(screen: Console, table: Table, width: int | None) -> None:
                 screen.print(Text(line, style=style), soft_wrap=True)
             else:
                 screen.file.write(f"{line}\n")
+    for title, command in commands:
+        # Whole, to be copied: the terminal wraps it.
+        screen.print(Text(title, style="dim"), Text(command), sep=": ", soft_wrap=True)
     if layout.left_out:
         columns = ", ".join(layout.left_out)
         screen.print(Text(f"Hidden: {columns}. Show them with --wide.", style="dim italic"))
+
+
+def _commands(table: Table) -> list[tuple[str, str]]:
+    """Return the commands of a table, each after the first value of its row."""
+    at = [index for index, column in enumerate(table.columns) if column.kind == "command"]
+    return [(str(row[0]), row[index]) for row in table.rows for index in at if row[index]]
+
+
+def _without_commands(table: Table) -> Table:
+    kept = [index for index, column in enumerate(table.columns) if column.kind != "command"]
+
+    def only(cells: Sequence[Any]) -> list[Any]:
+        return [cells[index] for index in kept]
+
+    total = None if table.total is None else only(table.total)
+    return replace(
+        table, columns=only(table.columns), rows=list(map(only, table.rows)), total=total
+    )
 
 
 def _tree(table: Table, width: int) -> Tree:

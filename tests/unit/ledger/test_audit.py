@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.audit.formatting import column_texts
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
@@ -202,13 +203,27 @@ def test_the_table_on_a_terminal(week: LedgerFile, capsys: pytest.CaptureFixture
         "3,500",
         "66.7%",
         "0",
-        "$0.03",
+        "$0.030000",
         "$0.009",
         "0",
         "0",
         "0",
     ]
     assert "–" in next(each for each in text.splitlines() if "550" in each)  # noqa: RUF001
+
+
+def test_amounts_of_a_column_have_the_same_precision() -> None:
+    """Two digits of the smallest one, and at most four decimal places next to dollars."""
+    for amounts, texts in (
+        (("18.794", "0.5", None, "0"), "$18.79 $0.50 – $0.00"),  # noqa: RUF001
+        (("18.794", "0.058392", "0.126"), "$18.794 $0.058 $0.126"),
+        (("1234.5", "0.000753", "0.00000753"), "$1,234.5000 $0.0008 <_$0.0001"),
+        (("0.03", "0.009"), "$0.030 $0.009"),
+        (("0.5", "-0.0000012", "0.0000001"), "$0.500000 -$0.000001 <_$0.000001"),
+        ((), ""),
+    ):
+        written = column_texts(amounts, "money")
+        assert " ".join(each.replace(" ", "_") for each in written) == texts
 
 
 def test_a_long_table_is_aligned_too(
