@@ -20,7 +20,13 @@ from otel_limits.bindings.model_call import (
     follow_parts_async,
 )
 from otel_limits.bindings.script import ScriptedRun
-from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
+from otel_limits.bindings.tool_call import (
+    ToolCallInProgress,
+    follow_tool,
+    follow_tool_async,
+    follow_tool_parts,
+    follow_tool_parts_async,
+)
 from otel_limits.core.stop_json import MARKER
 from otel_limits.core.usage import NOTHING_REPORTED, Usage, measured
 from otel_limits.runs.calls import InFlightCall
