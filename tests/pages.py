@@ -70,8 +70,7 @@ VOLATILE: Final = (
     (re.compile(r"/usr/bin/python[\d.]*"), "/usr/bin/python"),
     (re.compile(r"pip install (-e )?'[^'\[]*"), "pip install 'PLACE"),
 )
-"""Ports, durations, third-party versions, and paths of Python and of the checkout, which comparisons
-ignore."""
+"""Ports, durations, versions, and paths of Python and of the checkout, which comparisons ignore."""
 
 SUBPROCESS_COMMANDS: Final = frozenset({"run", "doctor", "autoload", "demo"})
 """Commands that replace or start a process."""
