@@ -1,4 +1,4 @@
-"""`otel-limits demo --serve` in a separate process: a fleet with metrics and a ledger."""
+"""`otel-limits demo --serve`: a fleet with metrics and a ledger, until it is stopped."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_fleet_has_metrics_and_a_ledger_until_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_second_fleet_needs_another_port(tmp_path: Path) -> None:
-    """The first one continues, and ends with SIGTERM as with Ctrl-C."""
+    """The first one continues, and SIGTERM ends it as Ctrl-C does."""
     port = free_port()
     with fleet(port, tmp_path) as (process, _):
         second = execute(OTEL_LIMITS, "demo", "--serve", str(port))
