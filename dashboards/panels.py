@@ -31,7 +31,7 @@ DATASOURCE: Final = common.DataSourceRef(type_val="prometheus", uid="${datasourc
 COLOURS: Final = {
     "max_turns": "#2f6fd6",
     "max_iterations": "#5b57d1",
-    "loop_detected": "#a352cc",
+    r"(loop_detected|max_(consecutive|identical|repeated|no_progress)_\w+)": "#a352cc",
     "max_token_budget": "#0f8f94",
     "max_input_tokens": "#2bb3c0",
     "max_output_tokens": "#7fd6de",
@@ -273,11 +273,11 @@ def _over_time(
 
 
 def _coloured(panel: Any, *targets: Target) -> Any:
-    """Give each stop reason its color, and shades of it if there is a series for each agent."""
+    """Give each stop reason its color, and shades of it if several series have the same."""
     legends = [target.legend for target in targets]
     if not any(legend.endswith(("{{reason}}", "{{limit}}")) for legend in legends):
         return panel
-    mode = "shades" if any(": " in legend for legend in legends) else "fixed"
+    mode = "fixed" if set(legends) == {"{{reason}}"} else "shades"
     colours = {f"/(^|: ){name}$/": colour for name, colour in COLOURS.items()}
     if any(legend.endswith(" refused") for legend in legends):
         colours["/ refused$/"] = REFUSED_COLOUR

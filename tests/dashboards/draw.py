@@ -189,7 +189,7 @@ def _inside(place: tuple[float, ...], panel: Panel) -> tuple[float, float, float
     left, bottom, width, height = place
     above, below, beside, right = 0.36, 0.1, 0.15, 0.15
     if panel.kind == "timeseries":
-        above, below, beside, right = 0.42, 0.3, 0.75, LEGEND_INCHES
+        above, below, beside, right = 0.42, 0.3, 0.85, LEGEND_INCHES
     return (
         left + beside / WIDTH_INCHES,
         bottom + below / HEIGHT_INCHES,

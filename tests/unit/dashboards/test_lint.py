@@ -207,7 +207,7 @@ def test_reason_has_the_same_colour_on_every_panel() -> None:
     colours = dict(found)
     assert len(colours) == len(found) == len(set(colours.values()))
     assert not [colour for colour in colours.values() if is_red_or_orange(colour)]
-    for reason in HALTS:
+    for reason in {*HALTS, *(set(LIMITS) - PER_TOOL)}:
         assert sum(bool(re.search(name.strip("/"), f"agent: {reason}")) for name in colours) == 1
 
 
@@ -227,16 +227,19 @@ def test_plain_numbers_on_an_axis_have_a_name(panel: dict[str, Any]) -> None:
 
 
 @over(PANELS, "panel")
-def test_reasons_of_several_agents_have_shades(panel: dict[str, Any]) -> None:
+def test_reason_of_several_series_has_shades(panel: dict[str, Any]) -> None:
     """Two series of one color would look alike."""
-    several = any(": {{reason}}" in target["legendFormat"] for target in panel["targets"])
+    legends = {target["legendFormat"] for target in panel["targets"]}
     modes = {
         each["value"]["mode"]
         for override in panel["fieldConfig"].get("overrides", ())
         for each in override["properties"]
     }
-    assert modes <= ({"shades"} if several else {"fixed"})
+    assert modes <= ({"fixed"} if legends == {"{{reason}}"} else {"shades"})
 
+
+PER_TOOL: Final = {"max_calls_per_tool"}
+"""Limits without a utilization, as they refuse calls."""
 
 HALTS = {
     *(limit.reason for limit in LIMITS.values()),
