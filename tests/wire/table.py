@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from tests.wire.cases import CASES, NOTHING, Ask
@@ -27,13 +28,6 @@ PARTS: Final[Mapping[str, tuple[str, str]]] = {
     "one-hour writes": ("cache_write_1h", "write_1h"),
 }
 """Names of usage fields in a cell, by the field of an event and of a bill."""
-
-TOPICS: Final[Mapping[str, tuple[str, ...]]] = {
-    "Responses with usage": tuple(CASES)[:9],
-    "Responses without usage, structured output": tuple(CASES)[9:11] + tuple(CASES)[18:],
-    "Filters and errors": tuple(CASES)[11:18],
-}
-"""The columns of each table."""
 
 
 def counted(record: Mapping[str, Any]) -> Bill:
@@ -87,19 +81,34 @@ def cells(results: Results) -> Iterator[tuple[Provider, str, set[str]]]:
 
 
 def vendors(results: Results) -> str:
-    """Lay out the tables."""
-    words = {(each.name, name): " / ".join(sorted(said)) for each, name, said in cells(results)}
-    return "\n".join(
-        f"### {topic}\n\n" + table(("vendor", *names), rows(names, words))
-        for topic, names in TOPICS.items()
-    )
+    """Lay out how each case is counted, with the vendors at which it differs."""
+    words = {(name, each.name): " / ".join(sorted(said)) for each, name, said in cells(results)}
+    return sources() + table(("case", "counted", "differs at"), exceptions(words))
 
 
-def rows(names: Iterable[str], words: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each vendor, whose name links to its documentation of billing."""
-    columns = tuple(names)
-    for each in PROVIDERS:
-        yield f"[{each.name}]({each.bills})", *(words[each.name, name] for name in columns)
+def sources() -> str:
+    """List the vendors, each with a link to its documentation of billing."""
+    return ", ".join(f"[{each.name}]({each.bills})" for each in PROVIDERS) + ".\n\n"
+
+
+def exceptions(words: Mapping[tuple[str, str], str]) -> Iterator[tuple[str, ...]]:
+    """Yield cases that are counted alike at all vendors that have them, then each other one."""
+    alike: dict[str, list[str]] = {}
+    others = []
+    for name in CASES:
+        said = {vendor: word for (case, vendor), word in words.items() if case == name}
+        by_word = Counter(word for word in said.values() if word != NONE)
+        usual, *rest = (word for word, _ in by_word.most_common())
+        if not rest:
+            alike.setdefault(usual, []).append(name)
+            continue
+        differing = (
+            f"{word}: {'; '.join(vendor for vendor in said if said[vendor] == word)}"
+            for word in rest
+        )
+        others.append((name, usual, ". ".join(differing)))
+    yield from ((", ".join(names), word, "no vendor") for word, names in alike.items())
+    yield from others
 
 
 def table(titles: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
