@@ -118,6 +118,14 @@ def test_pages_are_short() -> None:
     assert sum(words.values()) <= 24_000
 
 
+def test_pages_open_with_an_example() -> None:
+    """Readers recognize their case in an example sooner than in a description."""
+    openings = {path.stem: read(path).partition("```") for path in PAGES}
+    assert {page for page, (_, fence, _) in openings.items() if not fence} == set()
+    words = {page: len(before.split()) for page, (before, _, _) in openings.items()}
+    assert {page: count for page, count in words.items() if count > 50} == {}
+
+
 def test_first_python_example_has_twelve_lines() -> None:
     """It fits on the first screen."""
     assert len([line for line in blocks("python", README)[0].splitlines() if line.strip()]) <= 12
