@@ -59,7 +59,7 @@ class ChartSeries:
     name: str
     values: Sequence[float]
     tone: str = ""
-    """`halted` for what a limit ended; a color of the palette otherwise."""
+    """`halted` or `killed` for what a limit or a person ended; a color of the palette otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit.answer import CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.sums import Groups, SummedCalls, Sums, fold
-from otel_limits.core.events import HALTED
+from otel_limits.core.events import CUT_SHORT, HALTED
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import caps_in
 
@@ -24,6 +24,8 @@ OTHERS: Final = "others"
 SINGLE_TURNS: Final = 40
 """Up to this many turns, a distribution has one bar per number."""
 MAX_MARKS: Final = 3
+ENDS: Final = (("finished", ""), ("halted", "halted"), ("killed", "killed"))
+"""How an invocation ended, and the tone of its bar."""
 UNITS: Final[Mapping[CellKind, str]] = {"money": "USD", "count": "tokens"}
 """Units of spend."""
 
@@ -113,23 +115,27 @@ def by_name(name: str, title: str, groups: Groups, kind: CellKind) -> Chart:
 
 
 def stops_chart(rows: Iterable[Any]) -> Chart:
-    """Build a chart with one bar per stop reason: halted, and finished otherwise."""
+    """Build a chart with one bar per stop reason, by how these invocations ended."""
     counts: dict[str, list[int]] = {}
     for row in rows:
-        of_reason = counts.setdefault(row.reason or UNFINISHED, [0, 0])
-        # The boolean is the index: 0 finished, 1 halted.
-        of_reason[row.action in HALTED] += row.invocations
+        of_reason = counts.setdefault(row.reason or UNFINISHED, [0] * len(ENDS))
+        of_reason[_end(row.action)] += row.invocations
     ranked = sorted(counts.items(), key=lambda each: (-sum(each[1]), each[0]))
     return Chart(
         name="stops",
         title="Finished invocations by stop reason",
         labels=[reason for reason, _ in ranked],
         series=[
-            ChartSeries("finished", [float(ended) for _, (ended, _) in ranked]),
-            ChartSeries("halted", [float(halted) for _, (_, halted) in ranked], "halted"),
+            ChartSeries(name, [float(by_end[part]) for _, by_end in ranked], tone)
+            for part, (name, tone) in enumerate(ENDS)
         ],
         horizontal=True,
     )
+
+
+def _end(action: str) -> int:
+    """Return the index in `ENDS` of an invocation's end."""
+    return 1 if action in HALTED else 2 if action in CUT_SHORT else 0
 
 
 def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
@@ -139,7 +145,7 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
     for row in rows:
         # A task in progress has not made all of its turns.
         if row.ended_us is not None:
-            turns.setdefault(row.turns, [0, 0])[row.action in HALTED] += 1
+            turns.setdefault(row.turns, [0] * len(ENDS))[_end(row.action)] += 1
         seen = latest.get(row.agent, (-1, None))
         if row.started_us > seen[0]:
             latest[row.agent] = (row.started_us, caps_in(row.limits).get("max_turns"))
@@ -151,7 +157,7 @@ def turns_chart(rows: Iterable[Any], cap: int | None = None) -> Chart:
 def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Chart:
     """Chart how many tasks had how many turns, with the configured caps marked.
 
-    `turns` has, by number of turns, the finished and the halted invocations.
+    `turns` has, by number of turns, the invocations by how they ended, in the order of `ENDS`.
     """
     marks = sorted(set(caps))[:MAX_MARKS]
     highest = max([*turns, *marks], default=0)
@@ -165,9 +171,11 @@ def distribution(turns: Mapping[int, Sequence[int]], caps: Iterable[int]) -> Cha
         labels=[str(each[0]) if width == 1 else f"{each[0]}-{each[-1]}" for each in bins],
         series=[
             ChartSeries(
-                name, [float(sum(turns.get(n, (0, 0))[part] for n in each)) for each in bins], tone
+                name,
+                [float(sum(turns[n][part] for n in each if n in turns)) for each in bins],
+                tone,
             )
-            for part, (name, tone) in enumerate((("finished", ""), ("halted", "halted")))
+            for part, (name, tone) in enumerate(ENDS)
         ],
         axis="turns",
         marks=[Mark(cap, f"max_turns {cap}") for cap in marks],

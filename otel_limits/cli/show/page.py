@@ -57,13 +57,20 @@ def _asset(name: str) -> str:
 def _totals(totals: Sequence[tuple[str, CellKind, Any]]) -> str:
     if not totals:
         return ""
+    amounts = iter(column_texts([value for _, kind, value in totals if kind == "money"], "money"))
     tiles = "".join(
         f"<div><dt>{escape(title)}</dt>"
         f'<dd data-total="{escape(title)}" data-value="{_value(value, kind)}">'
-        f"{escape(written(value, kind))}</dd></div>"
+        f"{escape(next(amounts) if kind == 'money' else written(value, kind))}</dd></div>"
         for title, kind, value in totals
     )
-    return f'<dl class="totals">{tiles}</dl>'
+    many, few = _even(len(totals), (7, 6, 5)), _even(len(totals), (5, 4, 3))
+    return f'<dl class="totals" style="--many: {many}; --few: {few}">{tiles}</dl>'
+
+
+def _even(count: int, columns: Sequence[int]) -> int:
+    """Return the number of columns that leaves the fewest places of the last row empty."""
+    return min(columns, key=lambda each: -count % each)
 
 
 def _chart(chart: Chart) -> str:

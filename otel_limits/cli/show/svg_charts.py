@@ -19,18 +19,21 @@ WIDE: Final = 1300
 HEIGHT: Final = 260
 CENT: Final = 0.01
 LEFT: Final = 64
-NAMES: Final = 190
-"""Width of the names left of horizontal bars."""
 RIGHT: Final = 20
 TOP: Final = 24
 BOTTOM: Final = 40
-ROW: Final = 30
+ROW: Final = 42
+"""Height of a horizontal bar with its name."""
+NAME: Final = 20
+THICK: Final = 16
+LONGEST_BAR: Final = 82.0
+"""Percent of the width, so that its value fits next to it."""
 BAR: Final = 0.72
 """Fraction of its slot that a bar fills."""
 WIDEST_BAR: Final = 56.0
 LABEL_ROOM: Final = 84.0
-NAME_LENGTH: Final = 27
-TICKS: Final = 5
+NAME_LENGTH: Final = 44
+MOST_TICKS: Final = 6
 COLOURS: Final = 6
 
 HATCHES: Final = {
@@ -40,6 +43,7 @@ HATCHES: Final = {
     "c4": "M0 0L8 8",
     "c5": "M4 0v8",
     "halted": "M0 0L8 8M0 8L8 0",
+    "killed": "M0 2h8M0 6h8M2 0v8",
 }
 """Patterns over the colors of series, as 8 by 8 tiles, so that no series is identified by color
 alone; the first is plain."""
@@ -51,14 +55,13 @@ def draw(chart: Chart) -> str:
     """Draw a chart; an empty one is a sentence."""
     if not chart.labels:
         return '<p class="empty">No data.</p>'
-    parts = _bars(chart) if chart.horizontal else _columns(chart)
-    height = TOP + ROW * len(chart.labels) + BOTTOM - 24 if chart.horizontal else HEIGHT
     # For screen readers; the tables have every number.
     described = escape(f"{chart.title}: {', '.join(each.name for each in chart.series)}")
-    return (
-        f'<svg viewBox="0 0 {_width(chart)} {height:g}" role="img" aria-label="{described}">'
-        f"{''.join(parts)}</svg>"
-    )
+    size = f'viewBox="0 0 {_width(chart)} {HEIGHT}"'
+    if chart.horizontal:
+        size = f'class="bars" style="height: {ROW * len(chart.labels)}px"'
+    parts = _bars(chart) if chart.horizontal else _columns(chart)
+    return f'<svg {size} role="img" aria-label="{described}">{"".join(parts)}</svg>'
 
 
 def hatches() -> str:
@@ -72,20 +75,24 @@ def hatches() -> str:
     return f'<svg class="hatches" aria-hidden="true"><defs>{tiles}</defs></svg>'
 
 
-def nice_top(highest: float, *, whole: bool) -> float:
-    """Return a round number not below `highest`, which `TICKS` steps divide well."""
+def scale_of(highest: float, *, whole: bool) -> tuple[float, int]:
+    """Return a round step, and how many of them, at most `MOST_TICKS`, reach `highest`."""
     if highest <= 0:
-        return TICKS if whole else 1.0
-    step = highest / TICKS
-    # The step's power of ten, rounded up to a common interval below.
-    unit = 10.0 ** math.floor(math.log10(step))
-    if whole:
-        unit = max(1.0, unit)
-    rounded = next(unit * each for each in (1, 2, 2.5, 5, 10) if unit * each >= step)
-    if whole:
-        # Ticks at fractions of an invocation make no sense.
-        rounded = math.ceil(rounded)
-    return rounded * TICKS
+        return 1.0, 1
+    least = highest / MOST_TICKS
+    unit = 10.0 ** math.floor(math.log10(least))
+    steps = [unit * each for each in (1, 2, 2.5, 5, 10)]
+    # Ticks at fractions of an invocation make no sense.
+    step = next(each for each in steps if each >= least and not (whole and each % 1))
+    return step, math.ceil(highest / step)
+
+
+def tick(value: float, step: float, kind: CellKind) -> str:
+    """Format a value of an axis: USD all with the decimal places of its step."""
+    if kind != "money" or value >= THOUSAND:
+        return short(value, kind)
+    places = max(0, -int(Decimal(f"{step:g}").normalize().as_tuple().exponent))
+    return f"${value:.{max(places, 2) if places else 0}f}"
 
 
 def short(value: float, kind: CellKind) -> str:
@@ -110,15 +117,16 @@ def _width(chart: Chart) -> int:
 def _columns(chart: Chart) -> Iterator[str]:
     """Draw stacked vertical bars."""
     count = len(chart.labels)
-    top = nice_top(max(_stacked(chart)), whole=chart.kind == "count")
+    step, ticks = scale_of(max(_stacked(chart)), whole=chart.kind == "count")
+    top = step * ticks
     right = _width(chart) - RIGHT
     width, height = right - LEFT, HEIGHT - TOP - BOTTOM
     slot = width / count
     bar = min(slot * BAR, WIDEST_BAR)
-    for tick in range(TICKS + 1):
-        y = TOP + height * (1 - tick / TICKS)
+    for number in range(ticks + 1):
+        y = TOP + height * (1 - number / ticks)
         yield _line(LEFT, y, right, y, "grid")
-        yield _text(LEFT - 8, y + 4, short(top * tick / TICKS, chart.kind), "end")
+        yield _text(LEFT - 8, y + 4, tick(step * number, step, chart.kind), "end")
     # As many labels as fit without touching.
     every = max(1, math.ceil(count / (width / LABEL_ROOM)))
     for index, label in enumerate(chart.labels):
@@ -130,7 +138,9 @@ def _columns(chart: Chart) -> Iterator[str]:
             base -= tall
             # A tooltip identifies the series of each bar.
             hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
-            yield _rect(x, base, bar, tall, colour(number, series), hint)
+            if value:  # an empty rectangle would still have its stroke
+                style = colour(number, series)
+                yield _rect(f"{x:.2f}", base, f"{bar:.2f}", tall, style, hint)
         if index % every == 0:
             yield _text(x + bar / 2, HEIGHT - BOTTOM + 18, label, "middle")
     yield _text(LEFT + width / 2, HEIGHT - 4, chart.axis, "middle")
@@ -151,23 +161,27 @@ def _mark(mark: Mark, labels: Sequence[str], slot: float) -> Iterator[str]:
 
 
 def _bars(chart: Chart) -> Iterator[str]:
-    """Draw stacked horizontal bars, with the value at the end of each."""
+    """Draw stacked horizontal bars below their names, with the value at the end of each.
+
+    Their lengths are in percent, so that they fit a telephone with text of the same size.
+    """
     sums = _stacked(chart)
-    room = WIDTH - NAMES - RIGHT - LABEL_ROOM
     # The maximum may be zero.
-    scale = room / (max(sums) or 1)
+    scale = LONGEST_BAR / (max(sums) or 1)
     for index, label in enumerate(chart.labels):
-        y = TOP + ROW * index
-        thick = ROW * BAR
+        y = ROW * index + NAME
         name = label if len(label) <= NAME_LENGTH else label[: NAME_LENGTH - 1] + "…"
-        yield _text(NAMES - 10, y + thick / 2 + 4, name, "end", hint=label)
-        x: float = NAMES
+        yield _text(0, y - 5, name, "start", hint=label)
+        x: float = 0
         for number, series in enumerate(chart.series):
             value = series.values[index]
             hint = f"{label} · {series.name}: {_hint(value, chart.kind)}"
-            yield _rect(x, y, value * scale, thick, colour(number, series), hint)
+            if value:
+                style, width = colour(number, series), f"{value * scale:.2f}%"
+                yield _rect(f"{x:.2f}%", y, width, THICK, style, hint)
             x += value * scale
-        yield _text(x + 6, y + thick / 2 + 4, short(sums[index], chart.kind), "start", "value")
+        total = escape(short(sums[index], chart.kind))
+        yield f'<text class="value" x="{x:.2f}%" dx="6" y="{y + 12}">{total}</text>'
 
 
 def _stacked(chart: Chart) -> list[float]:
@@ -184,12 +198,9 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
     return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
 
 
-def _rect(x: float, y: float, width: float, height: float, style: str, hint: str) -> str:
-    # An empty rectangle would still have its stroke.
-    if not width or not height:
-        return ""
+def _rect(x: str, y: float, width: str, height: float, style: str, hint: str) -> str:
     return (
-        f'<rect class="{style}" x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" '
+        f'<rect class="{style}" x="{x}" y="{y:.2f}" width="{width}" '
         f'height="{height:.2f}"><title>{escape(hint)}</title></rect>'
     )
 
