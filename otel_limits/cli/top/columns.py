@@ -73,6 +73,8 @@ LONGEST_BAR: Final = 12
 SHORTEST_BAR: Final = 2
 PERCENT: Final = 4
 """Width of `100%`."""
+IDLE: Final = "idle"
+"""Shown if no invocation is in progress, e.g. between short ones."""
 LEAST_NAME: Final = 16
 """Width of an agent's name before the table takes a shorter form."""
 
@@ -119,14 +121,16 @@ class TableForm:
 
 FORMS: Final = (
     TableForm(has_titles=True, has_names=True, has_reasons=True),
-    TableForm(has_titles=True, has_reasons=True),
-    TableForm(has_titles=True),
-    TableForm(has_reasons=True),
-    TableForm(),
-    TableForm(bar=SHORTEST_BAR),
+    TableForm(has_titles=True, has_names=True),
+    TableForm(has_names=True, has_reasons=True),
+    TableForm(has_names=True),
+    TableForm(has_names=True, bar=SHORTEST_BAR),
+    TableForm(has_names=True, bar=SHORTEST_BAR, has_all=False),
     TableForm(bar=SHORTEST_BAR, has_all=False),
 )
-"""The forms of the table. The first one with room for the names of agents is shown."""
+"""The forms of the table. The first one with room for the names of agents is shown; the names of
+limits are the last to go.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +160,10 @@ def number(
 
 def write_cap(row: AgentRow, form: TableForm) -> Text:
     """Draw the highest cap utilization by invocations in progress."""
+    if not row.now and row.hour and not form.has_all:
+        return write_hour(row, form)  # which has no column then
     if not row.now:
-        return Text(f"{UNKNOWN:>{form.bar + 1 + PERCENT}}")
+        return Text(IDLE if row.in_progress == 0 else UNKNOWN)
     cap = row.now[0]
     drawn = f"{bar(cap.share, form.bar)} {percent(cap.share):>{PERCENT}}"
     name = f"{cap.limit} " if form.has_names else ""

@@ -42,7 +42,7 @@ EXPLAINED: Final = (
     ("USD/h", "per hour, over the last 5 minutes; ≥: some tokens have no price"),
     ("Share, %", "share of the fleet's spend"),
     ("Cap now", "highest cap utilization by running invocations, mean, of:"),
-    ("", "max_turns, max_iterations and max_token_budget"),
+    ("", "max_turns, max_iterations and max_token_budget; idle: none is running"),
     ("Cap 1 h", "highest cap utilization by finished invocations, p95, last hour"),
     ("Halts, refusals", "in the last hour, or since the time shown above"),
     ("Refusals", "tool calls that a limit refused; the agent may continue"),

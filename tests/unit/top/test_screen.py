@@ -100,14 +100,21 @@ def test_numbers_are_whole_at_every_width(width: int) -> None:
 
 
 def test_the_table_is_as_full_as_the_terminal_is_wide() -> None:
-    """Narrower ones leave out names of limits, reasons, full titles, long bars, then columns."""
+    """Narrower ones leave out reasons, full titles, long bars, columns, then names of limits."""
     fleet = fleet_of(busy("research"))
-    parts = ("max_cost_usd >", "quota_exceeded 12", "Running", "█" * 10, ">100%")
-    for width, missing in ((200, 0), (180, 1), (120, 2), (90, 3), (70, 4), (60, 5)):
+    parts = ("quota_exceeded 12", "Running", "█" * 10, ">100%", "max_token_budget")
+    for width, missing in ((200, 0), (180, 1), (120, 2), (100, 3), (80, 4), (70, 5)):
         lines = shown(width, fleet=fleet)
         head = next(n for n, line in enumerate(lines) if line.startswith("Agent "))
         table = " ".join(lines[head : head + 2])
         assert [part for part in parts if part not in table] == list(parts[:missing]), width
+
+
+def test_agent_without_running_invocations_is_idle() -> None:
+    """Not unknown; where the column of the last hour has no room, it shows that instead."""
+    fleet = fleet_of(busy("research", now=[], in_progress=0))
+    for width, text in ((200, " idle "), (80, " max_cost_usd >100% ")):
+        assert text in next(line for line in shown(width, fleet=fleet) if line.startswith("rese"))
 
 
 @every_width
