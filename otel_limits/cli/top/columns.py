@@ -70,7 +70,6 @@ def clock(at: float, *, seconds: bool = False) -> str:
 
 
 LONGEST_BAR: Final = 12
-SHORT_BAR: Final = 6
 SHORTEST_BAR: Final = 2
 PERCENT: Final = 4
 """Width of `100%`."""
@@ -123,7 +122,6 @@ class TableForm:
 FORMS: Final = (
     TableForm(has_titles=True, has_names=True, has_reasons=True),
     TableForm(has_titles=True, has_names=True),
-    TableForm(has_titles=True, has_names=True, bar=SHORT_BAR),
     TableForm(has_names=True, has_reasons=True),
     TableForm(has_names=True),
     TableForm(has_names=True, bar=SHORTEST_BAR),
