@@ -73,7 +73,7 @@ def reasons_table() -> str:
     rows = (
         (f"`{reason}`", REASON_CAUSES[reason], WHY[reason], cause_of(Verdict(reason, breaches)))
         for reason in STOP_REASONS
-        for breaches in [[breach for breach in example_breaches() if breach.reason == reason]]
+        for breaches in [tuple(each for each in example_breaches() if each.reason == reason)]
     )
     return table(("stop reason", "limits", "end user", "calling model"), rows)
 
