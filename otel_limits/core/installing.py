@@ -13,24 +13,23 @@ from otel_limits.core.secrets import redact_url
 NAME: Final = "otel-limits"
 
 
-def install_command(*extras: str) -> str:
-    """Return the command that adds extras to this installation.
+def install_command(*extras: str, option: str = "") -> str:
+    """Return the command that adds extras to this installation, with an option of `pip install`.
 
     It names the checkout, the file or the repository that this installation is from, or else the
     package index. Source: https://packaging.python.org/en/latest/specifications/direct-url/, read
     2026-11-29.
     """
-    origin = _origin()
+    install, origin = f"pip install {option} ".replace("  ", " "), _origin()
     url, named = origin.get("url", ""), f"{NAME}[{','.join(extras)}]" if extras else NAME
-    if "vcs_info" in origin:
-        return f"pip install '{named} @ {origin['vcs_info']['vcs']}+{redact_url(url)}'"
-    if not url.startswith("file:"):
-        return f"pip install '{named}'"
-    path = unquote(urlsplit(url).path)
-    if not Path(path).exists():  # e.g. a wheel that was only copied to build an image
-        return f"pip install '{named}'"
-    option = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return f"pip install {option}'{path}{named.removeprefix(NAME)}'"
+    path = Path(unquote(urlsplit(url).path))
+    if url.startswith("file:") and path.exists():  # not a wheel that only built an image
+        editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+        return f"{install}{editable}'{path}{named.removeprefix(NAME)}'"
+    if url.startswith(("http:", "https:", "ssh:")):
+        kind = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+        return f"{install}'{named} @ {kind}{redact_url(url)}'"
+    return f"{install}'{named}'"
 
 
 def _origin() -> dict[str, Any]:

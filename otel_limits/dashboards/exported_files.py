@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
+from otel_limits.core.installing import install_command
 from otel_limits.dashboards import kubernetes
 
 BROUGHT: Final = (
@@ -45,7 +46,7 @@ def directory() -> Path:
             return candidate
     raise FileNotFoundError(
         "The dashboards are missing from the installation of otel-limits. "
-        "Run: pip install --force-reinstall otel-limits"
+        f"Run: {install_command(option='--force-reinstall')}"
     )
 
 

@@ -33,6 +33,10 @@ def test_command_installs_from_the_origin_of_this_installation(tmp_path: Path) -
             {"url": REPOSITORY, "vcs_info": {"vcs": "git", "commit_id": "1"}},
             f"'otel-limits[redis] @ git+{REPOSITORY}'",
         ),
+        "address": (
+            {"url": "https://example.com/otel_limits.whl", "archive_info": {}},
+            "'otel-limits[redis] @ https://example.com/otel_limits.whl'",
+        ),
         "unreadable": ("{", "'otel-limits[redis]'"),
     }
     for name, (origin, expected) in rows.items():
@@ -46,4 +50,5 @@ def test_command_without_metadata_names_the_index() -> None:
     """Tools that make small images delete the metadata."""
     with patch.object(installing, "distribution", side_effect=PackageNotFoundError):
         assert install_command("otlp", "redis") == "pip install 'otel-limits[otlp,redis]'"
-        assert install_command() == "pip install 'otel-limits'"
+        again = install_command(option="--force-reinstall")
+        assert again == "pip install --force-reinstall 'otel-limits'"
