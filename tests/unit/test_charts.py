@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from types import SimpleNamespace
 
-from otel_limits.audit.answer import Answer, Chart, ChartSeries
+from otel_limits.audit.answer import Answer, CellKind, Chart, ChartSeries
 from otel_limits.audit.charts import stops_chart
 from otel_limits.cli.show.page import as_page
 from otel_limits.cli.show.svg_charts import draw, scale_of, tick
@@ -56,6 +56,6 @@ def test_killed_invocations_have_their_own_series() -> None:
 def test_totals_leave_few_places_of_the_last_row_empty() -> None:
     """By the width of the screen; 13 of them were 6, 6 and 1."""
     for count, columns in ((13, "7; --few: 5"), (17, "6; --few: 3"), (12, "6; --few: 4")):
-        totals = [(str(number), "count", number) for number in range(count)]
+        totals: list[tuple[str, CellKind, int]] = [(str(n), "count", n) for n in range(count)]
         page = as_page(Answer(question="x", title="X", about="", totals=totals))
         assert f'style="--many: {columns}"' in page
