@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,15 @@ from agents import ModelSettings, RunConfig, Runner
 from langchain.agents import create_agent
 from strands import Agent, tool
 
-from otel_limits import Limits, ModelCall, enable, stop_of
+from otel_limits import Limits, ModelCall, Stop, disable, enable, stop_of
 from tests.paths import ROOT
 from tests.readme import with_tables
 from tests.wire import chat_models, models, stated
-from tests.wire.stated import COSTS, Fact, reply, stated_tables
+from tests.wire.stated import COSTS, DOORS, Fact, reply, stated_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from otel_limits import Event
     from tests.wire.server import Vendor
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of the vendors' clients
 
 ROUTED = COSTS[0]
+HANDS_ON = ("Strands `OpenAIModel`", "LangChain `ChatOpenAI`", "SDK `OpenAIChatCompletionsModel`")
+"""A class of each framework that hands on the cost."""
 
 
 def test_page_lists_what_each_class_hands_on(vendor: Vendor) -> None:
@@ -63,6 +67,32 @@ def test_limit_in_usd_counts_the_stated_cost(vendor: Vendor, events: list[Event]
     stop = stop_of(Agent(model=asked, tools=[search], callback_handler=None)("Go."))
     assert stop is not None
     assert (stop.reason, stop.cost, stop.model_calls) == ("max_cost_usd", Decimal("0.04"), 2)
+
+
+def test_quota_in_usd_counts_the_stated_cost(
+    vendor: Vendor, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each framework, streamed and not: the third call is not sent, and the halt says why."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {daily: {usd: 0.03, window: day}}", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    asked = routed(cost=0.02, is_byok=False)
+    doors = [door for door in DOORS if door.name in HANDS_ON]
+    halted: dict[tuple[str, bool], Any] = {}
+    for door, is_streamed in itertools.product(doors, (True, False)):
+        events.clear()
+        vendor.requests.clear()
+        enable(observers=[events.append])
+        for _ in range(3):
+            vendor.replies[:] = [reply(asked, door.form, is_streamed=is_streamed)]
+            door.ask(vendor, asked, is_streamed)
+        stops = [event for event in events if isinstance(event, Stop)]
+        said = "allows 0.03 USD: 0.04 used" in stops[-1].sentence
+        costs = [str(stop.cost) for stop in stops]
+        halted[door.name, is_streamed] = (stops[-1].reason, said, costs, len(vendor.requests))
+        disable()
+    right = ("quota_exceeded", True, ["0.02", "0.02", "0"], 2)
+    assert halted == dict.fromkeys(itertools.product(HANDS_ON, (True, False)), right)
 
 
 def test_amount_that_is_not_a_cost_is_logged_once(
