@@ -58,13 +58,7 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
         LedgerError: A file is not a whole bill, or none has a day of the window.
         ConfigurationError: The policy file, which has prices, contains mistakes.
     """
-    bills = [_within(bill, inquiry.selection) for bill in read_bills(files)]
-    found = [bill for bill in bills if bill.used_days or bill.cost_days]
-    if not found:
-        raise LedgerError(
-            "The bills have no whole day between --since and --until. Leave out both to compare "
-            "all days of the bills."
-        )
+    found, outside = _selected(read_bills(files), inquiry.selection)
     costs, tokens, parts, owners, sentences = [], [], [], [], []
     passed_on = models_of_gateways(found)
     for bill in found:
@@ -96,9 +90,34 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             for note in [NOTES.get(name, "")]
         ],
         charts=bill_charts(costs, parts) if inquiry.has_charts else (),
-        summary=" ".join(sentences),
+        summary=" ".join([*sentences, *outside]),
         status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
     )
+
+
+def _selected(bills: Iterable[Bill], selection: Selection) -> tuple[list[Bill], list[str]]:
+    """Return the bills within the window, and a sentence about each that is outside of it.
+
+    Raises:
+        LedgerError: No bill has a day in it.
+    """
+    covered = [bill for bill in bills if bill.used_days or bill.cost_days]
+    if not covered:
+        raise LedgerError("The bills have no days. Export them again, with the days to compare.")
+    within = [_within(bill, selection) for bill in covered]
+    found = [bill for bill in within if bill.used_days or bill.cost_days]
+    if not found:
+        raise LedgerError(
+            "The bills have no whole day between --since and --until. Leave out both to compare "
+            "all days of the bills."
+        )
+    outside = [
+        f"{bill.reader.title}: not compared, as its bill has no whole day between --since and "
+        "--until."
+        for bill in within
+        if not (bill.used_days or bill.cost_days)
+    ]
+    return found, outside
 
 
 def _within(bill: Bill, selection: Selection) -> Bill:

@@ -75,7 +75,7 @@ def _row(result: ExportedObject, bucket: TimeBucket) -> BillRow:
     models = (model,) if model else ()
     identity, owner = bucket.identity(result), owner_of(result, OWNERS)
     if "amount" in result:
-        require_usd(result.get("currency", "USD"), bucket.file)
+        require_usd(result.get("currency") or "USD", bucket.file)
         return BillRow(
             identity=identity,
             day=bucket.day,

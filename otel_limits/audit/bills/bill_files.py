@@ -25,12 +25,16 @@ REST: Final = "(more)"
 def objects_in(path: Path) -> Sequence[ExportedObject]:
     """Read the objects of a file: a JSON object, an array, one object per line, or rows of CSV.
 
+    An empty file has none.
+
     Raises:
         LedgerError: The file cannot be read, or is neither.
     """
     try:
         with opened(path) as lines:
             text = b"".join(lines).decode("utf-8-sig")
+        if not text.strip():
+            return []
         found = _of_json(text) if text.lstrip().startswith(JSON_STARTS) else _of_csv(text)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from None

@@ -94,7 +94,7 @@ def _cost(result: ExportedObject, bucket: TimeBucket) -> BillRow:
     paid: Any = result.get("amount") or {}
     if not isinstance(paid, dict):
         raise invalid(bucket.file, "amount", paid, "an object with value and currency")
-    require_usd(paid.get("currency", "usd"), bucket.file)
+    require_usd(paid.get("currency") or "usd", bucket.file)
     item = named(result, "line_item")
     model, _, last = item.rpartition(", ")
     kind = KINDS.get(last.lower())

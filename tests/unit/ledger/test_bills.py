@@ -41,6 +41,10 @@ FORMS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         openai(paid("0.06", line_item="m-2026-01-01, cached input", project_id="p")),
         (("m-2026-01-01",), None, None, "0.06", "cache_read"),
     ),
+    "OpenAI's costs, without an amount": (
+        openai({"object": "organization.costs.result", "amount": {"value": None, "currency": None}}),
+        ((), None, None, "0", None),
+    ),
     "Anthropic's usage": (
         anthropic(CACHED),
         (("claude-opus-4-1",), BilledTokens(10, 30, 9, 7), None, None, None),
@@ -111,6 +115,7 @@ REJECTED: Sequence[tuple[Sequence[str], str]] = [
     (["{"], "is neither JSON nor CSV"),
     (["[" * 100_000], "is neither JSON nor CSV"),
     (["[]"], "is empty"),
+    (["\ufeff\r\n"], "is empty"),
     ([openai(used(input_tokens=-1))], "input_tokens must be a whole number of 0 or more, got '-1'"),
     ([anthropic({**CHARGED, "amount": "many"})], "amount must be an amount, e.g. 0.06, got 'many'"),
     ([anthropic({**CHARGED, "amount": "1e999999"})], "amount must be an amount"),

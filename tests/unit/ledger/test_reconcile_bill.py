@@ -259,6 +259,22 @@ def test_usage_without_amounts_compares_tokens(
     assert (status, causes(answer)) == (0, {})
     assert main(["audit", "reconcile", *map(str, words), "--since", "2026-12-01"]) == 2
     assert "no whole day between --since and --until" in capsys.readouterr().err
+    empty = saved(tmp_path, '{"object": "page", "data": [], "has_more": false}')
+    assert main(["audit", "reconcile", "--bill", *map(str, empty)]) == 2
+    assert "The bills have no days." in capsys.readouterr().err
+
+
+def test_bill_outside_the_window_is_named(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the file of a wrong month would look like one that agrees."""
+    write(ledger.address, *book_of("openai", "all"))
+    other = tmp_path / "activity.csv"
+    other.write_text("date,model,usage,prompt_tokens,completion_tokens\n2026-10-31,m,1,1,1\n")
+    words = ("--bill", *files_of(tmp_path, "openai"), other, "--since", "2026-11-01")
+    _, answer = reconcile(*words, capsys=capsys)
+    assert {row["vendor"] for row in answer["bill_cost"]} == {"OpenAI"}
+    assert "OpenRouter: not compared, as its bill has no whole day" in answer["summary"]
 
 
 def test_one_amount_for_a_day_is_compared_as_a_whole(
