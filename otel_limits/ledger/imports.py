@@ -160,14 +160,15 @@ class ImportResult:
             causes[each.cause].append(each)
         largest = sorted(causes, key=lambda cause: -sum(each.tokens for each in causes[cause]))
         for cause in largest[:SHOWN]:
-            spans = pluralize(len(causes[cause]), "span reports", "spans report")
-            tokens = pluralize(sum(each.tokens for each in causes[cause]), "token")
             names = sorted({clean(each.span.name) for each in causes[cause]})
             more = ", …" if len(names) > SHOWN else ""
-            yield (
-                f"{spans} {tokens} that are not counted, as {cause}: "
-                f"{', '.join(names[:SHOWN])}{more}."
-            )
+            rest = f"not counted, as {cause}: {', '.join(names[:SHOWN])}{more}."
+            number, found = len(causes[cause]), sum(each.tokens for each in causes[cause])
+            if found:
+                spans = pluralize(number, "span reports", "spans report")
+                yield f"{spans} {pluralize(found, 'token')} that are {rest}"
+            else:
+                yield f"{pluralize(number, 'span is', 'spans are')} {rest}"
         if len(causes) > SHOWN:
             others = [each for cause in largest[SHOWN:] for each in causes[cause]]
             tokens = pluralize(sum(each.tokens for each in others), "token")

@@ -90,6 +90,8 @@ class GatewayCall(NamedTuple):
     """The names of its model: the one that the gateway offers, and the one that it called."""
     tokens: tuple[int, int]
     """Input and output of the answer, which its cache may have contained."""
+    is_charged: bool
+    """Whether the gateway computed a cost above 0, also for images or speech without tokens."""
 
 
 def is_spend_log(document: Any) -> bool:
@@ -158,6 +160,7 @@ def _spans_of(row: Node) -> Iterator[Node]:
         LOGGED: GatewayCall(
             models=frozenset({model, str(row.get("model_group") or model)}),
             tokens=(_count(row.get("prompt_tokens")), _count(row.get("completion_tokens"))),
+            is_charged=_is_above_zero(row.get("spend")),
         ),
     }
 
@@ -202,6 +205,14 @@ def _at(usage: Any, path: Sequence[str]) -> Any:
 
 def _text(value: object) -> str | None:
     return None if value in (None, "") else str(value)
+
+
+def _is_above_zero(value: object) -> bool:
+    # CSV has it as text.
+    try:
+        return float(str(value)) > 0
+    except ValueError:
+        return False
 
 
 def _count(value: object) -> int:

@@ -136,6 +136,12 @@ class Span:
         return self.kind == "possible call"
 
     @property
+    def is_use(self) -> bool:
+        """Whether it shows no request, but tokens or a cost."""
+        is_charged = self.logged is not None and self.logged.is_charged and self.call is None
+        return self.stated > 0 or is_charged
+
+    @property
     def tokens(self) -> int:
         """Tokens that it reports of its model call."""
         return 0 if self.call is None else self.call.tokens

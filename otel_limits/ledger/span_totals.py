@@ -39,6 +39,7 @@ PORTION: Final = 2_000
 """Traces in a statement: SQLite allows 32,766 parameters, PostgreSQL 65,535."""
 
 NO_CALL: Final = "no attribute shows a model call"
+NO_TOKENS: Final = "the gateway states a cost without tokens"
 NO_MEANING: Final = "the meaning of {} is unknown"
 
 
@@ -115,7 +116,7 @@ def stored_traces(database: Database, traces: Traces) -> StoredTraces:
     """Read the rows that concern the traces of an import."""
     found, others = StoredTraces(), defaultdict[str, list[Stored]](list)
     everywhere = sorted({trace_id for trace_id, _ in traces.spans})
-    with_sums = sorted({key[0] for key, span in traces.spans.items() if span.stated})
+    with_sums = sorted({key[0] for key, span in traces.spans.items() if span.is_use})
     calls, left_out = _select(MODEL_CALL_TABLE), _select(UNCOUNTED_TABLE)
     with database.reading() as connection:
         found.totals += _read(connection, calls.where(IS_TOTAL), CALLS.trace_id, everywhere)
@@ -221,15 +222,20 @@ def _sums_left_out(
     traces: Traces, counted: Collection[SpanKey], summed: Collection[SpanKey], stored: StoredTraces
 ) -> Iterator[LeftOut]:
     """Iterate over outermost spans with tokens that are neither a call, nor its sum or its part."""
-    stated = {key for key, span in traces.spans.items() if span.stated and key not in summed}
+    stated = {key for key, span in traces.spans.items() if span.is_use and key not in summed}
     known = stated.union(counted, stored.calls)
     for key in stated:
         span = traces.spans[key]
         is_part = not known.isdisjoint(traces.keys_above(key))
         is_known = key in counted or is_part
         if not is_known and not _has_calls_of_its_time(span, traces, stored):
-            cause = NO_MEANING.format(", ".join(span.unclear)) if span.unclear else NO_CALL
-            yield LeftOut(span, cause, span.stated)
+            yield LeftOut(span, _cause_of(span), span.stated)
+
+
+def _cause_of(span: Span) -> str:
+    if not span.stated:
+        return NO_TOKENS
+    return NO_MEANING.format(", ".join(span.unclear)) if span.unclear else NO_CALL
 
 
 def _calls_left_out(calls: Iterable[Span]) -> Iterator[LeftOut]:

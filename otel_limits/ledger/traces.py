@@ -53,7 +53,7 @@ class Traces:
             self.parents[span.key] = span.parent
             if span.is_boundary:
                 self.boundaries.add(span.key)
-            if span.is_agent or span.call is not None or span.is_tool or span.stated:
+            if span.is_agent or span.call is not None or span.is_tool or span.is_use:
                 self.spans[span.key] = _widened(span, self.spans.get(span.key))
 
     def times(self) -> dict[SpanKey, int]:

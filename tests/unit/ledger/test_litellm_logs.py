@@ -145,6 +145,10 @@ KINDS: Final[Mapping[str, tuple[Mapping[str, Any], Any]]] = {
     ),
     "flex": ({"metadata": {"usage_object": {"service_tier": "flex"}}}, ("measured", 3410, "flex")),
     "an embedding": ({"call_type": "aembedding"}, None),
+    "an image": (
+        {"call_type": "aimage_generation", "prompt_tokens": 0, "completion_tokens": 0},
+        None,
+    ),
     "a reranking": ({"call_type": "arerank", "prompt_tokens": 0, "completion_tokens": 0}, None),
     "a tool of MCP": (
         {"call_type": "call_mcp_tool", "model": "", "prompt_tokens": 0, "completion_tokens": 0},
@@ -179,6 +183,10 @@ def test_rows_are_calls_by_their_kind(
     out = capsys.readouterr().out
     assert "1 span reports 3,610 tokens that are not counted" in out
     assert "model call: aembedding." in out
+    rest = "as the gateway states a cost without tokens: aimage_generation, arerank, call_mcp_tool."
+    assert f"3 spans are not counted, {rest}" in out
+    assert main(["audit", "spend"]) == 0
+    assert "4 spans with 3,610 tokens were not counted (" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("keys", ["", "end_user,team_id"])
