@@ -31,6 +31,24 @@ GEMINI: Final = "gemini.usage_metadata."
 TIER: Final = "gen_ai.response.service_tier"
 
 
+LOGGED: Final = "logged"
+"""The field of a span with its `CallInLog`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInLog:
+    """The facts of a call in a log that the ledger may have from another source."""
+
+    program: str
+    """The program that wrote the log, which is the agent of its imported calls."""
+    models: frozenset[str]
+    """The names of its model: a gateway offers it by one, and calls it by another."""
+    tokens: tuple[int, int]
+    """Input and output of the answer, which a gateway's cache may have contained."""
+    is_charged: bool = False
+    """Whether a gateway computed a cost above 0, also for images or speech without tokens."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodingAgent:
     """The names in the records of a coding agent."""
@@ -50,25 +68,26 @@ class CodingAgent:
     """Whether its input leaves out what was read from the cache and written to it."""
 
 
+# https://code.claude.com/docs/en/monitoring-usage#api-request-event, read 2026-11-29. The input
+# is that of Anthropic's API, which leaves out cached tokens:
+# https://docs.claude.com/en/docs/build-with-claude/prompt-caching#tracking-cache-performance
+CLAUDE_CODE: Final = CodingAgent(
+    name="claude-code",
+    provider="anthropic",
+    events=frozenset({"claude_code.api_request"}),
+    kind=None,
+    session="session.id",
+    identity="request_id",
+    counts={
+        "input_tokens": INPUT,
+        "output_tokens": OUTPUT,
+        "cache_read_tokens": CACHE_READ,
+        "cache_creation_tokens": CACHE_WRITE,
+    },
+    is_input_uncached=True,
+)
 AGENTS: Final = (
-    # https://code.claude.com/docs/en/monitoring-usage#api-request-event, read 2026-11-29. The input
-    # is that of Anthropic's API, which leaves out cached tokens:
-    # https://docs.claude.com/en/docs/build-with-claude/prompt-caching#tracking-cache-performance
-    CodingAgent(
-        name="claude-code",
-        provider="anthropic",
-        events=frozenset({"claude_code.api_request"}),
-        kind=None,
-        session="session.id",
-        identity="request_id",
-        counts={
-            "input_tokens": INPUT,
-            "output_tokens": OUTPUT,
-            "cache_read_tokens": CACHE_READ,
-            "cache_creation_tokens": CACHE_WRITE,
-        },
-        is_input_uncached=True,
-    ),
+    CLAUDE_CODE,
     # openai/codex, codex-rs/otel/src/events/session_telemetry.rs, `sse_event_completed`, read
     # 2026-11-29. Its counts are those of the Responses API, whose input includes cached tokens.
     CodingAgent(
@@ -131,7 +150,7 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
     end = _time_of(said, record)
     identity = str(said.get(agent.identity or "") or f"{said.get(agent.session)} {end}")
     session = str(said.get(agent.session) or identity)
-    trace = hashed([agent.name, session])[:TRACE_DIGITS]
+    trace, span_id = key_in_log(agent, session, identity)
     above = hashed([agent.name, session, "session"])[:SPAN_DIGITS]
     start = end - int(_count(said.get("duration_ms")) or 0) * MILLISECOND
     times = {"startTimeUnixNano": start, "endTimeUnixNano": end}
@@ -159,11 +178,27 @@ def _call(agent: CodingAgent, said: Mapping[str, Any], record: Node) -> Iterator
     yield {
         **times,
         "traceId": trace,
-        "spanId": hashed([agent.name, identity])[:SPAN_DIGITS],
+        "spanId": span_id,
         "parentSpanId": above,
         "name": "chat",
         "attributes": attributes_of(call),
+        # A program that identifies its calls may also have written a span of each.
+        LOGGED: _logged(agent, call) if agent.identity is not None and call[OUTPUT] else None,
     }
+
+
+def key_in_log(agent: CodingAgent, session: str, identity: str) -> tuple[str, str]:
+    """Return the trace ID and the span ID of an imported call of a log."""
+    trace = hashed([agent.name, session])[:TRACE_DIGITS]
+    return trace, hashed([agent.name, identity])[:SPAN_DIGITS]
+
+
+def _logged(agent: CodingAgent, call: Mapping[str, Any]) -> CallInLog:
+    return CallInLog(
+        program=agent.name,
+        models=frozenset({str(call[semconv.REQUEST_MODEL])}),
+        tokens=(call[INPUT] or 0, call[OUTPUT] or 0),
+    )
 
 
 def _usage(agent: CodingAgent, said: Mapping[str, Any]) -> dict[str, int | None]:

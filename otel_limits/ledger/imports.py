@@ -28,7 +28,7 @@ from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.documents import documents_in, opened
-from otel_limits.ledger.gateway_calls import recorded_by_agents
+from otel_limits.ledger.logged_calls import recorded_elsewhere
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -203,7 +203,7 @@ def import_files(
         _read(Path(path), keys, traces, work)
     recorded = _recorded(database, traces.times())
     stored = stored_traces(database, traces)
-    recorded |= recorded_by_agents(database, traces.spans.values())
+    recorded |= recorded_elsewhere(database, traces.spans.values())
     done = ImportResult(
         bad=traces.bad,
         large=traces.large,

@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from otel_limits.core.stated_cost import GATEWAY, OWN_COST, OWN_COST_BY
 from otel_limits.ledger.coding_agents import (
     CACHE_READ,
     CACHE_WRITE,
     INPUT,
+    LOGGED,
     OUTPUT,
     SPAN_DIGITS,
     TIER,
+    CallInLog,
     hashed,
 )
 from otel_limits.ledger.shapes import (
@@ -43,9 +45,6 @@ PAGE: Final = frozenset({"data", "total_pages"})
 
 OWNERS: Final = ("end_user", "user", "team_id", "organization_id", "agent_id")
 """Columns that are recorded if the audit keys name them. No other says for whom a call was."""
-
-LOGGED: Final = "logged"
-"""The field of a span with its `GatewayCall`."""
 
 FAILURE: Final = "failure"
 ERROR: Final = 2
@@ -81,17 +80,6 @@ TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d(?::?\d\d)?)?"
 )
 """PostgreSQL leaves out the zone of a time in UTC, the minutes of a zone, and trailing zeros."""
-
-
-class GatewayCall(NamedTuple):
-    """The facts of a call that the agent that made it may have recorded, too."""
-
-    models: frozenset[str]
-    """The names of its model: the one that the gateway offers, and the one that it called."""
-    tokens: tuple[int, int]
-    """Input and output of the answer, which its cache may have contained."""
-    is_charged: bool
-    """Whether the gateway computed a cost above 0, also for images or speech without tokens."""
 
 
 def is_spend_log(document: Any) -> bool:
@@ -157,7 +145,8 @@ def _spans_of(row: Node) -> Iterator[Node]:
         "name": kind,
         "status": {"code": ERROR} if row.get("status") == FAILURE else {},
         "attributes": attributes_of(call),
-        LOGGED: GatewayCall(
+        LOGGED: CallInLog(
+            program=LITELLM,
             models=frozenset({model, str(row.get("model_group") or model)}),
             tokens=(_count(row.get("prompt_tokens")), _count(row.get("completion_tokens"))),
             is_charged=_is_above_zero(row.get("spend")),

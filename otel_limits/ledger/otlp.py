@@ -12,13 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import span_names
 from otel_limits.core.usage import NOTHING_REPORTED
-from otel_limits.ledger.coding_agents import spans_of_logs
-from otel_limits.ledger.litellm_logs import (
-    LOGGED,
-    GatewayCall,
-    is_spend_log,
-    spans_of_spend_log,
-)
+from otel_limits.ledger.coding_agents import LOGGED, CallInLog, spans_of_logs
+from otel_limits.ledger.litellm_logs import is_spend_log, spans_of_spend_log
 from otel_limits.ledger.shapes import plain_attributes, present_names, resource_spans
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import (
@@ -107,8 +102,8 @@ class Span:
     """Tokens that it reports although it shows no request, such as the sum of an application."""
     unclear: Sequence[str]
     """The names of those tokens, if the meaning of all of them is unknown."""
-    logged: GatewayCall | None
-    """The call in a gateway's log that it was made from."""
+    logged: CallInLog | None
+    """The call in a log that it was made from."""
 
     @property
     def key(self) -> SpanKey:
@@ -248,7 +243,7 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         stated=tokens or (0 if unplaced is None else unplaced.more_input + unplaced.more_output),
         unclear=() if tokens or unplaced is None else unplaced.names,
         # A field of this name in a file is something else.
-        logged=logged if isinstance(logged, GatewayCall) else None,
+        logged=logged if isinstance(logged, CallInLog) else None,
     )
 
 

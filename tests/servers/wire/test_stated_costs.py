@@ -72,7 +72,7 @@ def test_limit_in_usd_counts_the_stated_cost(vendor: Vendor, events: list[Event]
 def test_quota_in_usd_counts_the_stated_cost(
     vendor: Vendor, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In each framework, streamed and not: the third call is not sent, and the halt says why."""
+    """In each framework, streamed and not: the third call is not sent, and the halt names why."""
     policy = tmp_path / "limits.yaml"
     policy.write_text("quotas: {daily: {usd: 0.03, window: day}}", encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
@@ -87,9 +87,9 @@ def test_quota_in_usd_counts_the_stated_cost(
             vendor.replies[:] = [reply(asked, door.form, is_streamed=is_streamed)]
             door.ask(vendor, asked, is_streamed)
         stops = [event for event in events if isinstance(event, Stop)]
-        said = "allows 0.03 USD: 0.04 used" in stops[-1].sentence
+        is_named = "allows 0.03 USD: 0.04 used" in stops[-1].sentence
         costs = [str(stop.cost) for stop in stops]
-        halted[door.name, is_streamed] = (stops[-1].reason, said, costs, len(vendor.requests))
+        halted[door.name, is_streamed] = (stops[-1].reason, is_named, costs, len(vendor.requests))
         disable()
     right = ("quota_exceeded", True, ["0.02", "0.02", "0"], 2)
     assert halted == dict.fromkeys(itertools.product(HANDS_ON, (True, False)), right)

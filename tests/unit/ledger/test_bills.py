@@ -42,7 +42,9 @@ FORMS: Mapping[str, tuple[str, tuple[Any, ...]]] = {
         (("m-2026-01-01",), None, None, "0.06", "cache_read"),
     ),
     "OpenAI's costs, without an amount": (
-        openai({"object": "organization.costs.result", "amount": {"value": None, "currency": None}}),
+        openai(
+            {"object": "organization.costs.result", "amount": {"value": None, "currency": None}}
+        ),
         ((), None, None, "0", None),
     ),
     "Anthropic's usage": (

@@ -186,8 +186,11 @@ def test_count_that_is_none_is_not_measured(ledger: LedgerFile, tmp_path: Path, 
     assert call["output_tokens"] == 200
 
 
-def test_call_in_log_and_span_counts_once(ledger: LedgerFile, tmp_path: Path) -> None:
-    """Claude Code can export both, in different traces."""
+@pytest.mark.parametrize("commands", ["both", "span log span log", "log span log span"])
+def test_call_in_log_and_span_counts_once(
+    ledger: LedgerFile, tmp_path: Path, commands: str
+) -> None:
+    """Claude Code can export both, in different traces, to the same file or to two."""
     attributes = [
         {"key": key, "value": {"stringValue" if isinstance(value, str) else "intValue": value}}
         for key, value in CLAUDE.items()
@@ -204,14 +207,19 @@ def test_call_in_log_and_span_counts_once(ledger: LedgerFile, tmp_path: Path) ->
         ],
     }
     scope = {"scope": {"name": "com.anthropic.claude_code.tracing"}, "spans": [span]}
-    logs = {"scopeLogs": [{"logRecords": [record(CLAUDE)]}]}
-    path = tmp_path / "both.json"
-    path.write_text(
-        json.dumps({"resourceSpans": [{"scopeSpans": [scope]}], "resourceLogs": [logs]})
-    )
-    assert main(["ledger", "import", str(path)]) == 0
+    in_span = {"resourceSpans": [{"scopeSpans": [scope]}]}
+    in_log = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record(CLAUDE)]}]}]}
+    files = {"span": in_span, "log": in_log, "both": {**in_span, **in_log}}
+    for name in commands.split():
+        path = tmp_path / name
+        path.write_text(json.dumps(files[name]), encoding="utf-8")
+        assert main(["ledger", "import", str(path)]) == 0
     (call,) = ledger.calls()
     assert (call["input_tokens"], call["cache_read_tokens"]) == (3410, 3000)
+    # The next call of the session is another one.
+    imported(tmp_path, record(CLAUDE, request_id="req_012", output_tokens="201"))
+    assert len(ledger.calls()) == 2
+    assert main(["audit", "verify"]) == 0
 
 
 def test_printed_log_record_is_a_call(ledger: LedgerFile, tmp_path: Path) -> None:
