@@ -68,6 +68,7 @@ class CallMatching:
         self.billed: defaultdict[tuple[Place, Size], list[Decimal]] = defaultdict(list)
         """The cost of each call on the bill, in USD."""
         self.recorded = _by_size(sides.calls)
+        self.later = _by_size(sides.later)
         self.logged = _by_size(sides.logged)
         for place, row in sides.rows:
             tokens = sides.tokens_of(row) or {}
@@ -83,6 +84,8 @@ class CallMatching:
             yield from self._logged(key, costs)
         for key, costs in self.billed.items():
             yield from self._on_other_days(key, costs)
+        for key, costs in self.billed.items():
+            yield from self._after_the_bill(key, costs)
         billed: defaultdict[Place, list[tuple[Size, list[Decimal]]]] = defaultdict(list)
         recorded: defaultdict[Place, list[UnmatchedCalls]] = defaultdict(list)
         for (place, size), costs in self.billed.items():
@@ -140,6 +143,22 @@ class CallMatching:
                         tokens=sign * tokens,
                         cost=cost,
                     )
+
+    def _after_the_bill(
+        self, key: tuple[Place, Size], costs: list[Decimal]
+    ) -> Iterator[DifferencePart]:
+        (day, model), size = key
+        for each in self.later.get(((day + DAY, model), size), ()):
+            paid = [] if each.is_guess else _withdrawn(costs, each)
+            if paid:
+                yield DifferencePart(
+                    day=day,
+                    model=model,
+                    cause=OTHER_DAY,
+                    calls=len(paid),
+                    tokens=len(paid) * sum(size),
+                    cost=_sum(paid),
+                )
 
 
 def _unmatched(

@@ -107,6 +107,8 @@ class Sides:
     rows: list[tuple[Place, BillRow]]
     calls: list[tuple[Place, RecordedCalls]]
     """Calls that are evidence: not those that were imported from this bill."""
+    later: list[tuple[Place, RecordedCalls]]
+    """Calls that ended on the day after one of the bill, on which they may have started."""
     logged: list[tuple[Place, RecordedCalls]]
     """Calls that were imported from the gateway's log, which cannot confirm it."""
     groups: dict[Place, ModelDay]
@@ -172,12 +174,12 @@ def side_by_side(
     placed = [((row.day, _billed_name(row, known, undivided)), row) for row in rows]
     named = {name for (_, name), _ in placed}
     days = bill.used_days | bill.cost_days
-    every = [each for each in every if each.day in days]
-    names_gateway = any(each.vendor in bill.reader.vendors for each in every)
+    names_gateway = any(each.vendor in bill.reader.vendors for each in every if each.day in days)
     sides = Sides(
         bill=bill,
         rows=placed,
         calls=[],
+        later=[],
         logged=[],
         groups={},
         tokens_of=lambda row: None if row.tokens is None else tokens_of(row.tokens),
@@ -200,6 +202,9 @@ def side_by_side(
         place = (each.day, ALL_MODELS if each.day in undivided else name)
         if each.is_logged and bill.reader.passes_on:
             sides.logged.append((place, each))
+            continue
+        if each.day not in days:
+            sides.later.append((place, each))
             continue
         sides.calls.append((place, each))
         fresh = max(0, each.input - each.cache_read - each.cache_write)

@@ -159,7 +159,9 @@ def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
     from otel_limits.ledger.billed_calls import recorded_calls
 
     days = bill.used_days | bill.cost_days
-    since_us, until_us = _bounds(min(days), max(days), bill)
+    # A log has the day on which a call started, and the ledger that on which it ended.
+    later = DAY if bill.has_calls else timedelta()
+    since_us, until_us = _bounds(min(days), max(days) + later, bill)
     selection = replace(inquiry.selection, since_us=since_us, until_us=until_us, zone=bill.zone)
     calls = recorded_calls(inquiry.connection, selection, by_size=bill.has_calls)
     return side_by_side(bill, inquiry.work.through(calls), passed_on)
@@ -307,8 +309,9 @@ def _sentence(sides: Sides, parts: Iterable[DifferencePart]) -> str:
     sentences = [_of_costs(sides, parts) if sides.bill.cost_days else _of_tokens(sides)]
     if sides.scope:
         sentences.append(sides.scope)
-    if sides.logged:
-        logged = sum(each.calls for _, each in sides.logged)
+    days = sides.bill.used_days | sides.bill.cost_days
+    logged = sum(each.calls for (day, _), each in sides.logged if day in days)
+    if logged:
         sentences.append(
             f"{pluralize(logged, 'call')} in the ledger came from this log by ledger import, and "
             "cannot confirm it."

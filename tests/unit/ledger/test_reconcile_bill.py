@@ -212,6 +212,18 @@ def test_calls_imported_from_the_log_confirm_nothing(
     require_sums(answer)
 
 
+def test_call_over_midnight_after_the_bill_is_on_another_day(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A month's log has its start, and the ledger has its end in the next month."""
+    call = BilledCall(at=THIRD + DAY - 1, input=50, output=5)
+    write(ledger.address, recorded(replace(call, at=call.at + 2), "litellm"))
+    bill = files_of(tmp_path, "litellm", [call])
+    status, answer = reconcile("--ledger", ledger.address, "--bill", *bill, capsys=capsys)
+    assert (status, causes(answer)) == (1, {"on another day": (55, call.price)})
+    require_sums(answer)
+
+
 def test_calls_of_a_gateway_are_on_its_bill_only(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
