@@ -103,9 +103,13 @@ def wide_ledger(tmp_path_factory: pytest.TempPathFactory) -> LedgerFile:
 def test_no_line_is_wider_than_the_terminal(
     question: str, width: int, wide_ledger: LedgerFile
 ) -> None:
-    """A wrapped line breaks the table."""
+    """A wrapped line breaks the table; a command below it is whole, to be copied."""
     lines = on_terminal(wide_ledger, width, question)
-    assert [line for line in lines if cell_len(line) > width] == []
+    too_wide = [line for line in lines if cell_len(line) > width]
+    commands = [line for line in lines if ": otel-limits " in line]
+    assert [line for line in too_wide if line not in commands] == []
+    assert all(line.endswith("ledger.db") for line in commands)
+    assert bool(commands) is (question == "verify")
 
 
 def test_a_terminal_that_can_do_nothing_else_has_a_size_too(wide_ledger: LedgerFile) -> None:
