@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
         nargs="?",
         type=_port,
         const=DEFAULT_PORT,
-        help=f"run a fleet, with /metrics on 127.0.0.1:PORT (default: {DEFAULT_PORT})",
+        help=f"run a fleet, with /metrics on this PORT (default: {DEFAULT_PORT})",
     )
     kinds.add_argument("--record", metavar="DIR", help="write a sample ledger to DIR/ledger.db")
     kinds.add_argument("--json", action="store_true", help="print JSON only")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -20,7 +21,8 @@ from otel_limits.demo.sample_fleet import AGENTS
 from otel_limits.demo.sample_invocation import TENANT
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.policy.file import PolicyFile
-from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.settings_reader import read_settings, settings_with
+from otel_limits.settings.variables import reachable
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
 
 DEFAULT_PORT: Final = 9464
-HOST: Final = "127.0.0.1"
 FAILED: Final = 1
 BAD_ARGUMENT: Final = 2
 
@@ -41,7 +42,7 @@ scrape_configs:
 
 TEXT: Final = """\
 {agents} agents of {release} run until Ctrl-C. Their models are scripted: no network, no cost.
-A day of their work takes a minute. {burning} burns money: its limits are only observed.
+A day of their work takes a minute. {burning} burns money: its action is observe, not halt.
 Limits, prices and quotas are in limits.yaml. It can be edited while they run.
 
 In another terminal:
@@ -49,7 +50,7 @@ In another terminal:
   otel-limits top --scrape http://{address}/metrics
   otel-limits audit spend --by agent --ledger ledger.db
   prometheus --config.file=prometheus.yaml
-  otel-limits dashboards export dashboards
+  otel-limits dashboards export dashboards   # to import grafana/dashboards/*.json into Grafana
 
 For a Prometheus that already runs on this machine:
 {scrape}
@@ -62,20 +63,19 @@ def serve(framework: Framework, port: int) -> int:
 
     Args:
         framework: An installed framework.
-        port: Where /metrics is served, on the loopback address.
+        port: Where /metrics is served, on the address of `OTEL_LIMITS_PROMETHEUS_HOST`.
 
     Returns:
         The exit status: 2 if the port is taken.
     """
+    host = settings_with("prometheus_host").prometheus_host
     try:
-        socket.create_server((HOST, port)).close()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.create_server((host, port), family=family).close()
     except OSError as error:
-        why = os.strerror(error.errno or 0)  # without the address that Python adds
-        return refuse(
-            f"Cannot serve metrics on {HOST}:{port}: {why}. "
-            f"Choose another port, e.g. --serve {port + 1}."
-        )
-    scrape = SCRAPE_CONFIG.format(address=f"{HOST}:{port}")
+        return refuse(f"Cannot serve metrics on {host}:{port}: {_why(error, port)}")
+    address = f"{reachable(host)}:{port}"
+    scrape = SCRAPE_CONFIG.format(address=address)
     try:
         directory = make_directory(scrape)
     except OSError as error:
@@ -87,13 +87,13 @@ def serve(framework: Framework, port: int) -> int:
     fleet = LiveFleet(framework)
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        start(directory, port)
+        start(directory, host, port)
         text = TEXT.format(
             agents=len(AGENTS),
             release=release(framework),
             burning=" and ".join(BURNING),
             directory=directory,
-            address=f"{HOST}:{port}",
+            address=address,
             scrape=scrape,
         )
         sys.stdout.write(text)
@@ -129,8 +129,8 @@ def make_directory(scrape: str) -> Path:
     return directory
 
 
-def start(directory: Path, port: int) -> None:
-    """Enforce the limits of the fleet, and with no other setting of this process."""
+def start(directory: Path, host: str, port: int) -> None:
+    """Enforce the limits of the fleet, and only the listen address of this process."""
     # Autoload may have enabled this process, with the user's ledger and exporters.
     RUNTIME.stop()
     handler = logging.StreamHandler()
@@ -143,12 +143,21 @@ def start(directory: Path, port: int) -> None:
         {
             "OTEL_LIMITS_POLICY": policy,
             "OTEL_LIMITS_LEDGER": str(directory / "ledger.db"),
+            "OTEL_LIMITS_PROMETHEUS_HOST": host,
             "OTEL_LIMITS_PROMETHEUS_PORT": str(port),
             "OTEL_LIMITS_AUDIT_KEYS": TENANT,
             "OTEL_LIMITS_QUIET": "true",
         }
     ).settings
     RUNTIME.start(settings, policy_file=PolicyFile(policy))
+
+
+def _why(error: OSError, port: int) -> str:
+    """Describe why a port cannot be bound, and the fix."""
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        # Without the address that Python adds.
+        return f"{os.strerror(error.errno)}. Choose another port, e.g. --serve {port + 1}."
+    return "no address of this machine. Set OTEL_LIMITS_PROMETHEUS_HOST, e.g. to 0.0.0.0."
 
 
 def interrupt(_: int, __: FrameType | None) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+ANYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104  not bound here
+
 
 def environment() -> dict[str, str]:
     """Return a copy of all environment variables."""
@@ -25,6 +27,12 @@ def set_variable(name: str, text: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = text
+
+
+def reachable(host: str) -> str:
+    """Return the host to connect to, on this machine, for a listen address."""
+    # Clients cannot connect to a wildcard address.
+    return "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
 
 
 def data_directory() -> Path:

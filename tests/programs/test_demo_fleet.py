@@ -80,3 +80,11 @@ def test_second_fleet_needs_another_port(tmp_path: Path) -> None:
     assert f"Cannot serve metrics on 127.0.0.1:{port}: Address already in use." in second.log
     assert f"e.g. --serve {port + 1}." in second.log
     assert process.returncode == 0
+
+
+def test_foreign_listen_address_is_refused() -> None:
+    """The address is a setting, so its fix is one, too."""
+    elsewhere = {"OTEL_LIMITS_PROMETHEUS_HOST": "192.0.2.1"}
+    refused = execute(OTEL_LIMITS, "demo", "--serve", str(free_port()), **elsewhere)
+    assert refused.status == 2
+    assert "no address of this machine. Set OTEL_LIMITS_PROMETHEUS_HOST" in refused.log

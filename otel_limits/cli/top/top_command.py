@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.settings.credentials import inherited_authorization
 from otel_limits.settings.settings_reader import settings_with
+from otel_limits.settings.variables import reachable
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import Fleet
@@ -35,7 +36,6 @@ DEFAULT_PORT: Final = 9464
 """Default of OpenTelemetry's Prometheus exporter, used in all examples
 (https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/)."""
 
-ANYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104  not bound here
 NO_ANSWER: Final = 1
 FILE_WIDTH: Final = 200
 """Width if there is no terminal."""
@@ -99,9 +99,7 @@ def feeds_of(options: Namespace) -> list[Feed]:
 def local_endpoint() -> str:
     """Return the endpoint of processes on this machine with the same settings."""
     settings = settings_with("prometheus_host", "prometheus_port")
-    # Clients cannot connect to a wildcard address.
-    host = settings.prometheus_host
-    host = "127.0.0.1" if host in ANYWHERE else f"[{host}]" if ":" in host else host
+    host = reachable(settings.prometheus_host)
     return f"http://{host}:{settings.prometheus_port or DEFAULT_PORT}/metrics"
 
 
