@@ -119,5 +119,5 @@ def _unknown(found: Balance) -> list[str]:
             parts.append(f"{written(calls / found.calls.calls, 'share')} of calls are {word}")
     if found.unpriced_tokens:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
-        parts.append(f"{share} of tokens are unpriced")
+        parts.append(f"{share} of tokens are unpriced, see otel-limits ledger reprice")
     return parts

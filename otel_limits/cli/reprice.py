@@ -71,6 +71,9 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
             f"{money(change.former)} before, {money(change.now)} now."
         )
     if done.still_unpriced:
-        still = pluralize(done.still_unpriced, "model call still has", "model calls still have")
-        lines.append(f"{still} no price.")
+        calls = done.still_unpriced.total()
+        still = pluralize(calls, "model call still has", "model calls still have")
+        models = ", ".join(sorted(done.still_unpriced))
+        lines.append(f"{still} no price: {models}.")
+        lines.append("Missing prices can be set in the policy file under models.")
     return "".join(f"{line}\n" for line in lines)

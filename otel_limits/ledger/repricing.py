@@ -5,6 +5,7 @@ The price with which a call was recorded is kept next to the new one, with its s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -81,7 +82,8 @@ class Repriced:
 
     seen: int = 0
     """Calls that were checked."""
-    still_unpriced: int = 0
+    still_unpriced: Counter[str] = field(default_factory=Counter)
+    """Calls without a price, by model."""
     by_model: dict[str, Change] = field(default_factory=dict)
     """Changes by model."""
 
@@ -147,7 +149,8 @@ def _is_changed(row: PricedRow, pico: int | None, done: Repriced) -> bool:
     """Compare the price of a call with its current price, and count it."""
     done.seen += 1
     if pico is None:
-        done.still_unpriced += row.price_pico is None
+        if row.price_pico is None:
+            done.still_unpriced[row.model] += 1
         return False
     if pico == row.price_pico:
         return False

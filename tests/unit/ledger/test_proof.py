@@ -345,7 +345,8 @@ def test_estimated_unmeasured_and_unpriced_shares_are_reported(
         (row,) = spent["spend"]
         assert (row["estimated_calls"], row["unmeasured_calls"]) == (1, 1)
     assert (
-        "12.5% of calls are estimated; 12.5% of calls are unmeasured; 14.3% of tokens are unpriced."
+        "12.5% of calls are estimated; 12.5% of calls are unmeasured; 14.3% of tokens are "
+        "unpriced, see otel-limits ledger reprice."
     ) in spent["complete"]
 
 

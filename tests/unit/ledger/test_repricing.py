@@ -148,7 +148,9 @@ def test_unknowable_price_stays_unpriced(
     connection.close()
     assert main(["ledger", "reprice"]) == 0
     assert capsys.readouterr().out == (
-        "0 of 2 model calls were repriced.\n2 model calls still have no price.\n"
+        "0 of 2 model calls were repriced.\n"
+        "2 model calls still have no price: scripted.\n"
+        "Missing prices can be set in the policy file under models.\n"
     )
 
 
