@@ -21,6 +21,7 @@ from otel_limits.core.policy import KILLED, Verdict
 from otel_limits.core.texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
+from otel_limits.settings.policy.document import AGENT_SETTINGS
 from otel_limits.settings.table import SETTINGS
 from tests import third_party
 from tests.paths import ROOT
@@ -66,6 +67,13 @@ def settings_table() -> str:
     """Format all environment variables."""
     rows = ((f"`{setting.variable}`", shown(setting.default), setting.help) for setting in SETTINGS)
     return table(("variable", "default", "meaning"), rows)
+
+
+def policy_keys_table() -> str:
+    """Format the keys of a section of the policy file, next to its limits."""
+    return table(
+        ("key", "meaning"), ((f"`{name}`", AGENT_SETTINGS[name].help) for name in AGENT_SETTINGS)
+    )
 
 
 def reasons_table() -> str:
@@ -234,6 +242,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "pages": pages_table,
     "extras": extras_table,
     "settings": settings_table,
+    "policy-keys": policy_keys_table,
     "reasons": reasons_table,
     "halts": halts_table,
     "metrics": metrics_table,

@@ -68,7 +68,7 @@ def versions_table(found: Iterable[Any]) -> Table:
             (at, *key[:-1], "yes" if key[-1] else "no", loosened)
             for key, (at, loosened) in versions.items()
         ],
-        note="It is not known who edited a file: the owner is that of the file. A "
+        note="Owner is the owner of the file; who edited it is not known. A "
         "version is recorded once an invocation follows. Loosened is unknown if no process had an "
         "earlier version to compare with.",
     )

@@ -1,4 +1,4 @@
-"""The question `budget`: how much of its quotas the calls of a ledger used, window by window."""
+"""The question `budget`: the use of each quota of a policy file by the recorded calls."""
 
 from __future__ import annotations
 
@@ -323,7 +323,7 @@ def doubts(inquiry: AuditQuery, quotas: Iterable[RecordedUse]) -> Iterator[str]:
 
 BUDGET: Final = Question(
     name="budget",
-    help="Show how much of its quotas the recorded calls used, by window.",
+    help="Show how much of each quota of a policy file the recorded calls used, by window.",
     answer=budget,
     tables={"budget": COLUMNS},
     options=(

@@ -1,4 +1,4 @@
-"""Costs that vendors and gateways state, compared with the price list."""
+"""Stated costs against prices by the policy file or the price list: a table of `spend`."""
 
 from __future__ import annotations
 

@@ -289,7 +289,10 @@ class Policy:
         return None if status == "refused" else status == "error" or is_failure(text, rule)
 
     def loosened(self, before: Policy) -> Iterator[str]:
-        """Yield what is looser than in an earlier policy of the agent, one phrase each."""
+        """Yield caps that were raised or removed, and a change to `observe`, since a policy.
+
+        One phrase each. Other settings, exemptions, prices and quotas are not compared.
+        """
         for prefix, old, new in (
             ("", before.limits, self.limits),
             (TREE_PREFIX, before.tree, self.tree),
@@ -392,7 +395,7 @@ def _flat(limits: Limits) -> dict[str, Number]:
     caps: dict[str, Number] = {}
     for name, cap in limits.items():
         if isinstance(cap, Mapping):
-            caps |= {f"{name}.{tool}": each for tool, each in cap.items()}
+            caps |= {f"{name}.{tool}": each for tool, each in cap.items() if each}
         elif cap:
             caps[name] = cap
     return caps

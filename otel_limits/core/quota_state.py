@@ -47,4 +47,7 @@ class Remaining:
     left: Number
     """Usage that can still be reserved."""
     resets_at: float
-    """End of the window, in seconds since the epoch; now if there is no window."""
+    """End of the window, or when a token bucket is full, in seconds since the epoch.
+
+    Now if there is no window.
+    """

@@ -27,7 +27,7 @@ IS_OF_GATEWAY: Final = CALLS.agent == sa.literal(GATEWAY_LOG, literal_execute=Tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedCalls:
-    """Calls of the ledger with the same day, model, vendor and origin."""
+    """Calls of the ledger with the same day, model, vendor, origin, state and price or none."""
 
     day: date
     """In the time zone of the selection."""

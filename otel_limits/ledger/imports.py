@@ -189,7 +189,7 @@ def import_files(
 
     Args:
         database: The ledger.
-        files: Spans as JSON, possibly compressed with gzip.
+        files: Spans or logs, as JSON or CSV, possibly compressed with gzip.
         keys: Attributes chosen for audit.
         prices: What the calls cost at their time.
         work: Reports progress.

@@ -1,7 +1,7 @@
 """Calls that the ledger has from another source: an agent, a log, or spans.
 
 A log has no ID that an agent or a span records. A call is the same if model and tokens are equal
-and the program was busy with it during the other's call; each of these is one of the log at most.
+and their times overlap; each recorded call matches at most one logged call.
 Spans of Claude Code have the IDs of its log.
 """
 

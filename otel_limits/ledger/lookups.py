@@ -18,7 +18,7 @@ from otel_limits.ledger.schema import (
 
 
 class Place(NamedTuple):
-    """Where a name is recorded in the open."""
+    """Where a name, or the hash of a conversation, is recorded."""
 
     kind: str
     of: str

@@ -1,4 +1,4 @@
-"""Spans from OTLP JSON, reduced to what a ledger may record."""
+"""Spans from OTLP JSON, or made from logs, reduced to what a ledger may record."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def read_spans(document: JsonDocument, keys: Sequence[str]) -> DocumentSpans:
     except (
         ArithmeticError, AttributeError, KeyError, TypeError, RecursionError,
     ) as error:  # fmt: skip
-        raise ValueError(f"This is not OTLP JSON ({type(error).__name__}).") from None
+        raise ValueError(f"This is in no known form ({type(error).__name__}).") from None
     return DocumentSpans(spans, unfinished)
 
 

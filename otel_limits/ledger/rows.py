@@ -45,7 +45,7 @@ MAINTENANCE: Final = "otel_limits_maintenance"
 RECOUNTS: Final = "recount"
 """Not a table: its rows name invocations whose totals must be recounted."""
 EXPLAINED: Final = "explained"
-"""Not a table: its rows name imported spans with tokens of which the model calls are known now."""
+"""Not a table: its rows name totals and uncounted spans to delete, as their calls are known now."""
 
 LOST: Final = "lost"
 """Stop reason and action of an invocation whose process vanished, as an operator declared it."""

@@ -3,7 +3,7 @@
 A span that encloses model calls has their sum. Within the files of an import, its parents show
 that; for calls of other imports only the trace and the time do, as no row has the parents of a
 span. The total of an agent without any known call is one call, until its calls are imported. All
-other tokens are not counted, and named.
+other tokens are not counted, but listed.
 """
 
 from __future__ import annotations

@@ -13,6 +13,9 @@ A model call, from its reservation to its settled count:
    `redis_scripts`, in the connection of `redis_executor`. `redis_server`, `redis_cluster` and
    `redis_sentinel` find the server by a URL, and `redis_rights` tests what its user may do.
 5. When the call has ended, its event carries its usage to `engine`, which settles the reservation.
+6. If a worker dies, its lease expires. The store then releases the reservation at the next
+   reservation or read of that count (`void` in `scripts/common.lua`, `purge` in `buckets`), and
+   `recovery` charges it if a ledger has its usage.
 
 If the store is unavailable, `engine` decides by `fallback`, and `store_worker` keeps settlements
 until it recovers. Lost counts are restored from `knowledge`, the counts that each process saw, and

@@ -36,7 +36,10 @@ class KeyUse:
     limit: Number
     """Including grants."""
     resets: float | None
-    """Start of the next window, in seconds since the epoch; `None` without a window."""
+    """Start of the next window, or when a token bucket is full, in seconds since the epoch.
+
+    `None` without a window.
+    """
     blocked: str | None = None
     """The reason of an operator's block, possibly empty; `None` if not blocked."""
 

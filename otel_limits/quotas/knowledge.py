@@ -1,4 +1,4 @@
-"""Remembers the counts that a process saw, and restores those that the store loses.
+"""Remembers the counts that a process saw, for `store_worker` to restore.
 
 A server that restarts without its last data, or a replica that takes over, has smaller counts than
 before. Every process then sends the last usage that it saw, and the greatest of each count wins.

@@ -1,7 +1,7 @@
 """Renews the reservations of in-flight calls.
 
-A killed worker's reservations are released when their leases expire: slots after 30 seconds, all
-others after minutes.
+The store releases a killed worker's reservations when their leases expire: slots after 30 seconds,
+all others after minutes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Gives back from a ledger what killed workers did not settle, and what a store lost.
+"""Charges calls that killed workers did not settle, and rebuilds counts that a store lost.
+
+Both come from a ledger.
 
 The ledger records the charges of each model call, and the store notes reservations that expired
 unsettled. Any process that finds such a settlement in its ledger sends it. It counts once, because

@@ -30,8 +30,8 @@ class Quotas:
 
     Args:
         place: Where they are counted.
-        quotas: What is to be held now.
-        runs: The invocations that are asked about, and ended from afar.
+        quotas: The quotas in force.
+        runs: The active invocations; kills end them.
         records: The calls in the ledger of this process.
     """
 

@@ -358,7 +358,7 @@ class Reply:
     now: float
     """The store's time, in seconds since the epoch."""
     states: tuple[CountState, ...] = ()
-    """In the order of the demands or charges."""
+    """In the order of the demands, charges or counts."""
     unmet: tuple[int, ...] = ()
     """Positions of the demands that could not be met, enforced or not."""
     changes_at: float = math.inf

@@ -198,7 +198,7 @@ class StoreWorker:
 
     def close(self) -> None:
         """Send pending operations within a second, then close the store."""
-        # Or a process that switches quotas on and off would keep every courier until its end.
+        # Or a process that switches quotas on and off would keep every thread until its end.
         atexit.unregister(self.close)
         self._closing.set()
         with self._wake:
@@ -247,7 +247,7 @@ class StoreWorker:
                 self._wait_for_store()
 
     def _next_batch(self) -> list[tuple[Operation, Future[Reply]]]:
-        """Wait for something to carry; nothing when it is time for a tick, and at the end."""
+        """Return the next batch; empty when a tick is due, and at the end."""
         with self._wake:
             left = self._next_tick - time.monotonic()
             if not self._waiting and not self._closing.is_set() and left > 0:

@@ -118,7 +118,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class UnboundedWindow:
-    """A window that never ends, for concurrency."""
+    """A window that never ends, for concurrency and token buckets."""
 
     def at(self, seconds: float) -> Window:
         """Return a window that starts at the epoch and lasts at least another day.

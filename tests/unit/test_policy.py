@@ -968,7 +968,8 @@ values = st.one_of(
 )
 caps = st.dictionaries(st.sampled_from([*LIMIT_NAMES, "max_turn"]), values, max_size=3)
 sections = st.fixed_dictionaries(
-    {}, optional={key: caps if key in ("limits", "tree") else values for key in SECTION_KEYS}
+    {},
+    optional={key: caps if key in ("limits", *SHARED_LIMITS) else values for key in SECTION_KEYS},
 )
 files = st.fixed_dictionaries(
     {},
@@ -1027,6 +1028,12 @@ def test_schema_and_reader_agree_about_quotas(quota: dict[str, Any]) -> None:
     assert accepts(text) == (parse(text, "limits.yaml")[1] == ())
 
 
+def test_names_of_tools_include_those_that_one_agent_caps() -> None:
+    """Each has its own label in metrics."""
+    text = "agents: {bot: {limits: {max_calls_per_tool: {fetch: 2}}}}"
+    assert parse(text, "limits.yaml")[0].names.tools == {"fetch"}
+
+
 @pytest.mark.parametrize(
     ("before", "after", "loosened"),
     [
@@ -1043,6 +1050,7 @@ def test_schema_and_reader_agree_about_quotas(quota: dict[str, Any]) -> None:
             "{max_identical_tool_calls: 0}",
             ("all agents: max_identical_tool_calls 3 -> no limit",),
         ),
+        ("{max_consecutive_failures_per_tool: {ssh: 0}}", "{max_turns: 3}", ()),
     ],
 )
 def test_reload_that_loosens_a_limit_is_a_warning(

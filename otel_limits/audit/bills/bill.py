@@ -83,7 +83,7 @@ class BillReader(Protocol):
 
     @property
     def passes_on(self) -> bool:
-        """Whether it is a gateway, which may have any vendor's calls."""
+        """Whether the ledger may have its calls under other vendors, as with a gateway."""
 
     def reads(self, first: ExportedObject) -> bool:
         """Return whether the first object of a file has this form."""

@@ -28,7 +28,7 @@ def objects_in(path: Path) -> Sequence[ExportedObject]:
     An empty file has none.
 
     Raises:
-        LedgerError: The file cannot be read, or is neither.
+        LedgerError: The file cannot be read, or has none of these forms.
     """
     try:
         with opened(path) as lines:

@@ -1,7 +1,8 @@
 """The content of a policy file, and what it means for an agent or a model.
 
 One source overrides another cap by cap, in the order that `settings` describes. If several globs
-match an agent's name, the most specific one applies; of two equally specific globs, the later one.
+match an agent's name, their sections are merged value by value, and the most specific glob wins; of
+two equally specific globs, the later one.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Document:
     prices: Mapping[str, Entry] = field(default_factory=dict)
     """By glob of the model ID; each contains a `PriceOverride`."""
     written_prices: Mapping[str, Entry] = field(default_factory=dict)
-    """The same as they are written, by their key in the file."""
+    """The prices as written, by their key in the file."""
     tools: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
     """By glob of the tool name, then by key."""
     quotas: Mapping[str, Entry] = field(default_factory=dict)
@@ -78,7 +79,13 @@ class Document:
     @property
     def names(self) -> Names:
         """All names of agents, models and tools in the file that are not globs."""
-        caps = {tool for limit in PER_TOOL for tool in _without_prefix(self.defaults, limit + ".")}
+        sections = (self.defaults, *self.agents.values())
+        caps = {
+            tool
+            for limit in PER_TOOL
+            for section in sections
+            for tool in _without_prefix(section, f"{limit}.")
+        }
         return Names(
             agents=_without_globs(self.agents),
             models=_without_globs(self.prices),
