@@ -132,7 +132,7 @@ def test_versions_of_the_policy_file_are_recorded(
     facts = {(each["host"], each["path"], each["owner"]) for each in versions}
     assert facts == {(socket.gethostname(), str(policy), policy.owner())}
     assert main(["audit", "policies"]) == 0
-    assert "It is not known who edited a file" in capsys.readouterr().out
+    assert "who edited it is not known" in capsys.readouterr().out
 
 
 def test_processes_of_a_host_record_a_version_once(
