@@ -18,7 +18,6 @@ from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.charts import turns_chart
 from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
-from otel_limits.bindings.known import successes
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT, HALTED
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
@@ -267,6 +266,8 @@ def add_cut(outcome: Outcome, row: Any, cut: Cut) -> None:
 
 def is_success(row: Any) -> bool:
     """Return whether an invocation ended naturally."""
+    from otel_limits.bindings.known import successes
+
     return row.reason in successes() and row.action in ("none", "observed")
 
 

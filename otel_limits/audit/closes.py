@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
@@ -53,9 +52,10 @@ class Closes:
         Raises:
             LedgerError: A file is not a close.
         """
-        from otel_limits.ledger.closing import broken_links, compare, read_close
-
         # Here, as most commands of `otel-limits` need no database.
+        import sqlite3
+
+        from otel_limits.ledger.closing import broken_links, compare, read_close
         from otel_limits.ledger.engines import DatabaseError, reason_of
 
         closes = [read_close(path) for path in files]

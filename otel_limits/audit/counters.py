@@ -8,6 +8,7 @@ unknown.
 from __future__ import annotations
 
 import bisect
+import functools
 import json
 import math
 import re
@@ -18,7 +19,6 @@ from typing import Any, Final, TypeAlias
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.dashboards.api import Prometheus, PrometheusError
-from otel_limits.observers.instruments import METRICS
 
 STEP_SECONDS: Final = 6 * 60 * 60
 """Length of the portions in which the window is fetched, with every sample of every counter."""
@@ -226,14 +226,16 @@ def counters_of(url: str, authorization: str | None) -> Ask:
     return ask
 
 
-OWN_LABELS: Final = frozenset(
-    {"__name__", "version", *(name for metric in METRICS for name in metric.labels)}
-)
-"""Labels of the metrics themselves; the others identify the process."""
+@functools.cache
+def _own_labels() -> frozenset[str]:
+    """Return the labels of the metrics themselves; the others identify the process."""
+    from otel_limits.observers.instruments import METRICS
+
+    return frozenset({"__name__", "version"}.union(*(metric.labels for metric in METRICS)))
 
 
 def _target_key(labels: Mapping[str, str]) -> str:
-    chosen = {name: value for name, value in labels.items() if name not in OWN_LABELS}
+    chosen = {name: value for name, value in labels.items() if name not in _own_labels()}
     return json.dumps(chosen, sort_keys=True)
 
 

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.core.origins import EXTENSION
+from otel_limits.core.origins import EXTENSION, PREFIX, PRESET
 from otel_limits.ledger.rows import IN_FORCE, caps_in
-from otel_limits.settings.settings_reader import PRESET
-from otel_limits.settings.table import PREFIX
 
 CAPS: Final = (
     Column("limit", "Limit", is_key=True),

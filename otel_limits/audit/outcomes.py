@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answer import Column, Table
 from otel_limits.audit.sums import property_of
-from otel_limits.bindings.known import successes
 from otel_limits.ledger.options import OF_CALLS
 from otel_limits.ledger.rows import dollars
 
@@ -95,6 +94,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
     by such a property.
     """
+    from otel_limits.bindings.known import successes
     from otel_limits.ledger import queries
 
     names = [name for name in by if name not in OF_CALLS]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
@@ -148,6 +147,7 @@ class AuditQuery:
 
     def made_at(self, now: float) -> str:
         """Describe when and by which version the answer is made, and the time that it covers."""
+        from otel_limits.core.version import own_version
         from otel_limits.ledger import queries
 
         first, last = queries.first_and_last(self.connection)
@@ -157,7 +157,7 @@ class AuditQuery:
         if begin is not None and end is not None and begin <= end:
             covered = f"{written(begin, 'time')} to {written(end, 'time')} UTC"
         at = written(int(now * MICROSECONDS), "time")
-        return f"Made {at} UTC by otel-limits {version('otel-limits')}, covers {covered}"
+        return f"Made {at} UTC by otel-limits {own_version()}, covers {covered}"
 
     def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
         """Build the columns to group by; an ambiguous audit key gets its prefix."""

@@ -1,8 +1,8 @@
 """The questions of `otel-limits audit`.
 
 Each has its own module, which ends with its definition: help, options, and the function that
-answers it. None imports the database until it is answered, since every command line builds its help
-from here.
+answers it. None imports the database, the frameworks, the settings or the price list until it is
+answered, since every command line builds its help from here.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold
 from otel_limits.audit.uncounted import COLUMNS as UNCOUNTED
 from otel_limits.audit.uncounted import uncounted_table
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.list_date import list_in_use, old_list
 from otel_limits.ledger.options import AFTER_TOOLS
 
 if TYPE_CHECKING:
@@ -224,6 +223,8 @@ def spend_table(
 
 def _price_list() -> list[str]:
     """Name the installed price list, which reprices calls, and warn if it is old."""
+    from otel_limits.core.list_date import list_in_use, old_list
+
     in_use = list_in_use()
     sentences = [in_use and f"Installed price list: {in_use}.", old_list()]
     return [each for each in sentences if each is not None]

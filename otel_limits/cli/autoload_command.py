@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from otel_limits.bindings.known import installed_entry_points
 from otel_limits.cli.command import add_command, add_group, refuse
+from otel_limits.core.origins import PREFIX
 from otel_limits.core.secrets import redact_url
 from otel_limits.runtime.autoload import (
     RENEW,
@@ -22,7 +23,6 @@ from otel_limits.runtime.autoload import (
 )
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.settings_reader import VARIABLES, read_settings
-from otel_limits.settings.table import PREFIX
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\

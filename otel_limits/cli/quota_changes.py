@@ -31,7 +31,6 @@ from otel_limits.quotas.store import (
     Withdraw,
 )
 from otel_limits.quotas.windows import shown_time
-from otel_limits.runs.registry import LIVE
 from otel_limits.settings.ledgers import recorded_ledger
 
 if TYPE_CHECKING:
@@ -326,6 +325,8 @@ def changed(quota: str, key: str, change: Name, **more: Any) -> QuotaGrant:
 
 def record(address: Address | None, event: QuotaGrant) -> None:
     """Publish the event and record it in the ledger."""
+    from otel_limits.runs.registry import LIVE
+
     # For observers of this process; other processes learn of the change from the store.
     LIVE.observers.publish(event)
     if address is not None:

@@ -33,7 +33,6 @@ from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.store import NotesExpired, SendsKills
 from otel_limits.quotas.windows import shown_time
 from otel_limits.settings.ledgers import recorded_ledger
-from otel_limits.top.fleet import NEAR_END
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -101,6 +100,8 @@ def add(commands: Any) -> None:
 
 def show(options: Namespace) -> None:
     """Show every quota, once or repeatedly."""
+    from otel_limits.top.fleet import NEAR_END
+
     # Before anything else, to report missing variables first.
     caps_of = caps_of_conversations()
     quotas, store = known_quotas(is_required=caps_of is None), shared_store()

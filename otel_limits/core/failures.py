@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from typing import Final, TypeAlias
@@ -45,13 +46,11 @@ IDENTITY: Final = (
 """UUIDs, hexadecimal numbers of 16 digits and more, and the request IDs of vendors."""
 
 # What follows is examined for two characters only: a longer look would be repeated for each digit.
-MOVING: Final = re.compile(
-    rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)", re.IGNORECASE
-)
+MOVING: Final = rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)"
 BLOCK: Final = r"(?:type[\"']?\s*[:=]\s*[\"']text[\"'],?\s*[\"']?)?text[\"']?\s*[:=]"
 """Fields before the text of a content block, as in the results of MCP."""
 
-OPENING: Final = re.compile(rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w)|{BLOCK})*", re.IGNORECASE)
+OPENING: Final = rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w)|{BLOCK})*"
 """Text that may precede the word for a failure: time stamps, attempts, brackets and quotes."""
 
 NONE: Final = (
@@ -66,17 +65,20 @@ COUNTED: Final = r"(?:[ ][\w-]+)?[ ](?!status)(?:[\w-]*s|rate|count)(?:[ ]\w+)?"
 COUNT: Final = rf"{COUNTED}[\"']?\s*[:=]\s*(?:{NUMBER}|(?:none|null)(?!\w))"
 """The rest of a text that counts things, in the plural: `Failed tests: 13`."""
 
-FAILURE: Final = re.compile(
-    rf"""(?:
-        (?:error|exception|traceback|permission\ denied)(?![\w-])(?!{NONE}|{COUNT})
-        | (?:failed|denied)(?![\w-])(?!{NONE}|{COUNT}|[\"']?\s*[:=]\s*{NUMBER})
-        | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])(?!{NONE})
-        | (?:success|ok)[\"']?\s*[:=]\s*false(?!\w) | is_error[\"']?\s*[:=]\s*true(?!\w)
-        | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*
-            [45]\d\d(?!\d|\.\d|\s*(?:of(?!\w)|/|%))
-    )""",
-    re.IGNORECASE | re.VERBOSE,
-)
+FAILURE: Final = rf"""(?x)(?:
+    (?:error|exception|traceback|permission\ denied)(?![\w-])(?!{NONE}|{COUNT})
+    | (?:failed|denied)(?![\w-])(?!{NONE}|{COUNT}|[\"']?\s*[:=]\s*{NUMBER})
+    | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])(?!{NONE})
+    | (?:success|ok)[\"']?\s*[:=]\s*false(?!\w) | is_error[\"']?\s*[:=]\s*true(?!\w)
+    | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*
+        [45]\d\d(?!\d|\.\d|\s*(?:of(?!\w)|/|%))
+)"""
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compile on first use, because commands don't need it, and it takes some milliseconds."""
+    return re.compile(pattern, re.IGNORECASE)
 
 
 FailureRule: TypeAlias = "str | tuple[str, ...]"
@@ -123,9 +125,9 @@ def is_failure(text: str, rule: FailureRule = "text") -> bool:
     if rule == "marked":
         return False
     beginning = text[:BEGINNING]
-    start = OPENING.match(beginning).end()  # type: ignore[union-attr]  # it can be empty
+    start = _compiled(OPENING).match(beginning).end()  # type: ignore[union-attr]  # it can be empty
     if rule == "text":
-        return FAILURE.match(beginning, start) is not None or _has_flag(text)
+        return _compiled(FAILURE).match(beginning, start) is not None or _has_flag(text)
     # `re` keeps what it has compiled.
     return any(re.compile(each, re.IGNORECASE).match(beginning, start) for each in rule)
 
@@ -151,7 +153,7 @@ def without_moving_parts(text: str) -> str:
     These are time stamps, durations, UUIDs, hexadecimal numbers of 16 digits and more, IDs of
     requests, and the number of an attempt. Any other number is progress, such as that of a page.
     """
-    return MOVING.sub("", text)
+    return _compiled(MOVING).sub("", text)
 
 
 def first_line(text: str) -> str:

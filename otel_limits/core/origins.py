@@ -10,6 +10,12 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = "otel_limits"
 
+PREFIX: Final = "OTEL_LIMITS_"
+"""The beginning of each variable's name."""
+
+PRESET: Final = "preset "
+"""The beginning of the origin of a limit that a preset sets."""
+
 EXTENSION: Final = "the answer that extended it"
 """The origin of a limit that a person extended."""
 

@@ -36,7 +36,6 @@ from otel_limits.core.limits import (
     kind_of,
 )
 from otel_limits.core.origins import EXTENSION
-from otel_limits.core.secrets import redact_message
 from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
@@ -136,6 +135,8 @@ TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 
 def failed_remark(error: Exception) -> str:
     """Return the remark about a final answer that failed."""
+    from otel_limits.core.secrets import redact_message  # as in `values`, for an error only
+
     text = clean(redact_message(str(error)), MOST_OF_ERROR)
     return f"Its final answer failed ({type(error).__name__}{f': {text}' if text else ''})."
 

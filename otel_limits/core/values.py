@@ -13,7 +13,6 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
-from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import suggestion
 
 K = TypeVar("K")
@@ -81,6 +80,14 @@ class Kind(Generic[T]):
         raise NotImplementedError
 
 
+def _redacted(text: str) -> str:
+    """Return an invalid value without its secrets."""
+    # Imported for a mistake only: it takes a tenth of the package's import.
+    from otel_limits.core.secrets import redact_url
+
+    return redact_url(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CheckedKind(Kind[T]):
     """A kind with uniform messages: "NAME must be PHRASE, got VALUE. ADVICE"."""
@@ -117,7 +124,7 @@ class CheckedKind(Kind[T]):
 
     def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
         advice = str(error) if isinstance(error, InvalidValueError) else ""
-        sentence = f"{name} must be {self.phrase}, got {redact_url(written)}."
+        sentence = f"{name} must be {self.phrase}, got {_redacted(written)}."
         # `lstrip`: an item of a list has no name, and its message starts with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
@@ -162,7 +169,7 @@ class MappingKind(Kind[Mapping[str, T]]):
             try:
                 values[key] = self.each.of_text(f'{name}["{key}"]', value)
             except ValueError:
-                if redact_url(part) == part:
+                if _redacted(part) == part:
                     raise
                 # It may contain a password instead of a number.
                 raise self._misfit(name, text) from None
@@ -170,14 +177,14 @@ class MappingKind(Kind[Mapping[str, T]]):
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
-        return ValueError(f"{name} must look like {self.example}, got {redact_url(text)!r}.")
+        return ValueError(f"{name} must look like {self.example}, got {_redacted(text)!r}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
         """Check a value from code or a policy file; `written` is its text in the file."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
-                f"got {redact_url(written or WRITER.repr(value))}."
+                f"got {_redacted(written or WRITER.repr(value))}."
             )
         return FrozenDict(
             {

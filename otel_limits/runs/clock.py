@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import heapq
 import itertools
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
 
     from typing_extensions import Self
@@ -73,6 +73,8 @@ class Clock:
 
     async def wait(self, future: asyncio.Future[Any], until: float) -> None:
         """Wait for `future` until a time."""
+        import asyncio  # not needed by commands, and a tenth of their imports
+
         if self._frozen is None:
             await asyncio.wait([future], timeout=max(0.0, until - self.now()))
             return

@@ -19,7 +19,7 @@ from otel_limits.bindings.third_party import Installed, entry_points_of
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
-from otel_limits.core.origins import caller_location
+from otel_limits.core.origins import PRESET, caller_location
 from otel_limits.core.policy import Action, Overrides
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import closest_match
@@ -37,7 +37,7 @@ from otel_limits.settings.children import (
     obstacle_of_children,
 )
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
-from otel_limits.settings.settings_reader import PRESET, Reading, read_settings
+from otel_limits.settings.settings_reader import Reading, read_settings
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.core.limits import SHARED_LIMITS, Limits
+from otel_limits.core.origins import PREFIX
 from otel_limits.core.policy import NO_OVERRIDES, Overrides
 from otel_limits.core.secrets import redact_url
-from otel_limits.settings.table import PREFIX, variable_of
+from otel_limits.settings.table import variable_of
 from otel_limits.settings.variables import environment, set_variable, variable
 
 ON_PATH: Final = Path(__file__).parents[1] / "startup" / "on_path"

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
+from otel_limits.core.origins import PREFIX, PRESET
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
 from otel_limits.settings.table import (
     METRICS,
     POLICY_FIELDS,
-    PREFIX,
     PRESETS,
     PROCESS_FIELDS,
     SETTINGS,
@@ -32,9 +32,6 @@ from otel_limits.settings.variables import environment, long_timeouts, otlp_prot
 VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
 
 SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
-
-PRESET: Final = "preset "
-"""Prefix of the source of values that a preset sets."""
 
 NEAR: Final = 0.85
 """Minimum similarity of a prefix, exceeded if it differs in one or two letters."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMITS, SHARED_LIMITS
+from otel_limits.core.origins import PREFIX
 from otel_limits.core.policy import Policy
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
@@ -41,8 +42,6 @@ from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret
     from otel_limits.ledger.address import Address
-
-PREFIX: Final = "OTEL_LIMITS_"
 
 
 def variable_of(name: str) -> str:

@@ -18,16 +18,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.first_calls import UNLIMITED
-from otel_limits.quotas.quota import too_small, waits_in_vain
-from otel_limits.quotas.store import (
-    Count,
-    Diagnoses,
-    StoreAuthenticationError,
-    StoreError,
-    StorePlace,
-)
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
-from otel_limits.quotas.windows import Window
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable
@@ -36,13 +27,10 @@ from otel_limits.settings.policy.file import policy_mistakes
 if TYPE_CHECKING:
     from otel_limits.cli.doctor.check_context import Context
     from otel_limits.core.policy import Policy
-    from otel_limits.quotas.store import SharedStore
+    from otel_limits.quotas.store import SharedStore, StorePlace
     from otel_limits.settings.table import Settings
 
 ROUND_TRIPS: Final = 5
-
-PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
-"""A key that is not in use. Reading it runs a script and writes nothing."""
 
 
 def disabled(context: Context) -> Iterator[Finding]:
@@ -102,6 +90,10 @@ def unlimited(context: Context) -> Iterator[Finding]:
 
 def quotas(context: Context) -> Iterator[Finding]:
     """Report quotas that single calls exceed, or wait for in vain."""
+    if not context.document.quotas:
+        return
+    from otel_limits.quotas.quota import too_small, waits_in_vain
+
     for entry in context.document.quotas.values():
         for sentence in (too_small(entry.value), waits_in_vain(entry.value)):
             if sentence is not None:
@@ -285,10 +277,12 @@ def spilled(context: Context) -> Iterator[Finding]:
 
 def store(context: Context) -> Iterator[Finding]:
     """Report whether the quota store does what agents need."""
-    place = _place(context.settings)
-    if not is_shared(place.url):
+    if not is_shared(context.settings.quota_store):
         yield skipped("quota store", "Quotas are counted separately in each process.")
         return
+    from otel_limits.quotas.store import StoreError
+
+    place = _place(context.settings)
     try:
         with closing(open_shared_store(place)) as opened:
             problem = version_problem(opened)
@@ -311,13 +305,20 @@ def store(context: Context) -> Iterator[Finding]:
 
 
 def _place(settings: Settings) -> StorePlace:
+    from otel_limits.quotas.store import StorePlace
+
     return StorePlace(settings.quota_store, settings.quota_store_timeout, settings.quota_namespace)
 
 
 def _round_trip(store: SharedStore) -> float:
     """Run the operations that agents need; return the median round trip in seconds."""
+    from otel_limits.quotas.store import Count
+    from otel_limits.quotas.windows import Window
+
+    # A key that is not in use. Reading it runs a script and writes nothing.
+    unused = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
     store.check()
-    store.look([(PROBE, 0)])
+    store.look([(unused, 0)])
     seconds = []
     for _ in range(ROUND_TRIPS):
         begin = time.perf_counter()
@@ -328,12 +329,13 @@ def _round_trip(store: SharedStore) -> float:
 
 def permissions(context: Context) -> Iterator[Finding]:
     """Report a quota store that is too old, or whose user lacks permissions."""
-    place = _place(context.settings)
     has_quotas = context.document.quotas and not context.reading.mistakes
-    if not (has_quotas and is_shared(place.url)):
+    if not (has_quotas and is_shared(context.settings.quota_store)):
         return
+    from otel_limits.quotas.store import Diagnoses, StoreAuthenticationError, StoreError
+
     variable = "OTEL_LIMITS_QUOTA_STORE"
-    with closing(open_shared_store(place)) as opened:
+    with closing(open_shared_store(_place(context.settings))) as opened:
         try:
             missing = opened.missing_rights() if isinstance(opened, Diagnoses) else []
             problem = version_problem(opened)

@@ -22,7 +22,6 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.pricing import Prices, missing_prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.registry import LIVE
 from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable, is_shared
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.settings_reader import settings_with
@@ -128,6 +127,9 @@ class PolicyFile:
         """
         if self.path is None:
             return
+        # Not needed by commands, which read a file and publish nothing.
+        from otel_limits.runs.registry import LIVE
+
         changeable = is_changeable(self.path)
         LIVE.observers.publish(
             PolicyRead(
