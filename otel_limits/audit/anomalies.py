@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from statistics import median
 from typing import Any, Final
 
 from otel_limits.audit import parsing
@@ -133,6 +132,8 @@ def _found(series: ValuesByGroup, min_days: int, today: str) -> list[tuple[Any, 
 
 def outliers(days: ValuesByDay, today: str = "") -> Iterator[tuple[Any, ...]]:
     """Yield unusual days: day, value, median, lowest and highest usual value, score."""
+    from statistics import median  # it imports fractions and random numbers
+
     # Medians, as an anomaly would shift the mean and the standard deviation.
     middle = median(days.values())
     deviation = median(abs(value - middle) for value in days.values())

@@ -94,6 +94,11 @@ def ask(question: Question, arguments: Namespace) -> int:
             answer = _ask(question, arguments)
         except LedgerMovedError:
             answer = _ask(question, arguments)  # now the ledger is in use, and read as such
+        _show(answer, arguments)
+    return answer.status
+
+
+def _show(answer: Answer, arguments: Namespace) -> None:
     # On standard error, as standard output is one table or policy file for another program.
     if arguments.format == "csv" or (answer.text and arguments.format == "table"):
         for line in additional_lines(answer):
@@ -105,7 +110,6 @@ def ask(question: Question, arguments: Namespace) -> int:
         show(answer, wide=arguments.wide)
     else:
         sys.stdout.write(WRITERS[arguments.format](answer))
-    return answer.status
 
 
 @contextlib.contextmanager
