@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from typing import Final, TypeAlias
@@ -10,7 +9,7 @@ from typing import Final, TypeAlias
 from otel_limits.core.labels import clean
 from otel_limits.core.secrets import redact_message
 from otel_limits.core.values import CheckedKind, InvalidValueError
-from otel_limits.core.wording import suggestion
+from otel_limits.core.wording import compiled, suggestion
 
 BEGINNING: Final = 1_000
 """Characters of a result that are examined for a failure."""
@@ -46,11 +45,11 @@ IDENTITY: Final = (
 """UUIDs, hexadecimal numbers of 16 digits and more, and the request IDs of vendors."""
 
 # What follows is examined for two characters only: a longer look would be repeated for each digit.
-MOVING: Final = rf"(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)"
+MOVING: Final = rf"(?i)(?<![\w.])(?:{TIME_STAMP}|{ATTEMPT}|{IDENTITY}|{DURATION})(?!\w|\.\w)"
 BLOCK: Final = r"(?:type[\"']?\s*[:=]\s*[\"']text[\"'],?\s*[\"']?)?text[\"']?\s*[:=]"
 """Fields before the text of a content block, as in the results of MCP."""
 
-OPENING: Final = rf"(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w)|{BLOCK})*"
+OPENING: Final = rf"(?i)(?:\W|_|(?:{TIME_STAMP}|{ATTEMPT})(?!\w)|{BLOCK})*"
 """Text that may precede the word for a failure: time stamps, attempts, brackets and quotes."""
 
 NONE: Final = (
@@ -65,7 +64,7 @@ COUNTED: Final = r"(?:[ ][\w-]+)?[ ](?!status)(?:[\w-]*s|rate|count)(?:[ ]\w+)?"
 COUNT: Final = rf"{COUNTED}[\"']?\s*[:=]\s*(?:{NUMBER}|(?:none|null)(?!\w))"
 """The rest of a text that counts things, in the plural: `Failed tests: 13`."""
 
-FAILURE: Final = rf"""(?x)(?:
+FAILURE: Final = rf"""(?ix)(?:
     (?:error|exception|traceback|permission\ denied)(?![\w-])(?!{NONE}|{COUNT})
     | (?:failed|denied)(?![\w-])(?!{NONE}|{COUNT}|[\"']?\s*[:=]\s*{NUMBER})
     | (?-i:[\w.]*\w(?:Error|Exception))(?![\w-])(?!{NONE})
@@ -73,12 +72,6 @@ FAILURE: Final = rf"""(?x)(?:
     | (?:http(?:/\d(?:\.\d)?)?|status)(?:[ _]?(?:code|error))?[\"']?\s*[:=]?\s*
         [45]\d\d(?!\d|\.\d|\s*(?:of(?!\w)|/|%))
 )"""
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compile on first use, because commands don't need it, and it takes some milliseconds."""
-    return re.compile(pattern, re.IGNORECASE)
 
 
 FailureRule: TypeAlias = "str | tuple[str, ...]"
@@ -125,9 +118,9 @@ def is_failure(text: str, rule: FailureRule = "text") -> bool:
     if rule == "marked":
         return False
     beginning = text[:BEGINNING]
-    start = _compiled(OPENING).match(beginning).end()  # type: ignore[union-attr]  # it can be empty
+    start = compiled(OPENING).match(beginning).end()  # type: ignore[union-attr]  # it can be empty
     if rule == "text":
-        return _compiled(FAILURE).match(beginning, start) is not None or _has_flag(text)
+        return compiled(FAILURE).match(beginning, start) is not None or _has_flag(text)
     # `re` keeps what it has compiled.
     return any(re.compile(each, re.IGNORECASE).match(beginning, start) for each in rule)
 
@@ -153,7 +146,7 @@ def without_moving_parts(text: str) -> str:
     These are time stamps, durations, UUIDs, hexadecimal numbers of 16 digits and more, IDs of
     requests, and the number of an attempt. Any other number is progress, such as that of a page.
     """
-    return _compiled(MOVING).sub("", text)
+    return compiled(MOVING).sub("", text)
 
 
 def first_line(text: str) -> str:

@@ -12,6 +12,8 @@ from os.path import commonprefix
 from typing import Final
 from urllib.parse import quote, unquote, unquote_plus
 
+from otel_limits.core.wording import compiled
+
 STARS: Final = "***"
 
 TELLING_NAME: Final = "(?:pass|pwd|secret|token|key|auth|cred|sig)"
@@ -43,7 +45,7 @@ SCHEME: Final = "(?:basic|bearer|digest|token|api-?key|negotiate)"
 
 PARAMETER: Final = r"[\w-]+=(?:\"[^\"]*\"?|[^\s,;'\"\\]+)"
 
-HEADER: Final = re.compile(
+HEADER: Final = (
     rf"(?i)(?<![\w-])(?=[\w-]*(?:{CREDENTIAL})(?![^\W_]))"
     rf"([\w-]+\\*['\"]?\s*:\s*)"
     rf"({QUOTED}|[\[{{][^\]}}]*[\]}}]?"  # several values
@@ -52,18 +54,18 @@ HEADER: Final = re.compile(
 )
 """A header, or a field of JSON, with a secret. As above, each word is tried once."""
 
-OPTION: Final = re.compile(
+OPTION: Final = (
     rf"(?i)(?<![\w-])(?=--[\w-]*(?:{CREDENTIAL})(?![^\W_]))"
     rf"(--[\w-]+['\"]?,?\s+)(?!['\"]?-)(?=\S*[\d._~+/=-])(?:{QUOTED}|[^\s'\"]+)"
 )
 """An option of a command line with its value, unless that is an ordinary word."""
 
-PRIVATE_KEY: Final = re.compile(r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|$)")
+PRIVATE_KEY: Final = r"(?s)-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z -]*|$)"
 
-BEARER: Final = re.compile(r"(?i)\b(bearer|basic)(\s+)(?=\S*[\d._~+/=-])[\w.~+/=-]+")
+BEARER: Final = r"(?i)\b(bearer|basic)(\s+)(?=\S*[\d._~+/=-])[\w.~+/=-]+"
 """The value of such a header without its name."""
 
-KEY: Final = re.compile(
+KEY: Final = (
     r"(?<![\w-])(?:"
     r"(?:sk|pk|rk|gsk|xai|pplx|hf|npm|gh[opsur]|github_pat|glpat|xox[a-z]|ya29)[-_.]"
     r"(?=[\w.-]{0,64}\d)[\w.-]{8,}"  # a key has digits, other than `sk-learn-pipeline`
@@ -121,14 +123,15 @@ def redact_url(text: str) -> str:
 
 def redact_message(text: str) -> str:
     """Return a third-party message, such as the error of a tool, without the secrets in it."""
-    text = SECRET_VALUE.sub(rf"\1{STARS}", PRIVATE_KEY.sub(STARS, text))
+    text = SECRET_VALUE.sub(rf"\1{STARS}", compiled(PRIVATE_KEY).sub(STARS, text))
     # Only a URL may have a password with blanks: before it, an `@` concerns its own word.
     words = text.partition("://")[0]
     words = words.rstrip(SCHEME_OF_URL) if words != text else text
     url = text.removeprefix(words)
     text = re.sub(r"\S+", lambda word: redact_url(word[0]), words) + redact_url(url)
-    text = OPTION.sub(rf"\1{STARS}", HEADER.sub(rf"\1{STARS}", text))
-    return KEY.sub(STARS, BEARER.sub(rf"\1\2{STARS}", text))
+    for pattern in (HEADER, OPTION):
+        text = compiled(pattern).sub(rf"\1{STARS}", text)
+    return compiled(KEY).sub(STARS, compiled(BEARER).sub(rf"\1\2{STARS}", text))
 
 
 def redact_text(sentence: str, words: Iterable[str]) -> str:

@@ -1,8 +1,10 @@
-"""Text for people: plurals, suggestions for misspelled names, and progress."""
+"""Text for people: plurals, suggestions for misspelled names, and progress; and its patterns."""
 
 from __future__ import annotations
 
+import functools
 import os.path
+import re
 from collections.abc import Collection, Iterable, Iterator
 from decimal import Decimal
 from typing import Final, Protocol, TypeVar
@@ -24,6 +26,12 @@ class ProgressBar(Protocol):
 
     def through(self, items: Iterable[T], total: int | None = None) -> Iterator[T]:
         """Yield `items`, each a step of `total`, if known."""
+
+
+@functools.cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a long pattern on first use: it takes a millisecond, and few processes need it."""
+    return re.compile(pattern)
 
 
 def pluralize(number: int, one: str, several: str = "") -> str:
