@@ -160,17 +160,20 @@ class RecordedUse:
         """Return the usage of a call in parts; `None` without a known price or bound."""
         from otel_limits.quotas.quota import parts_of_usd
 
-        unit = self.quota.unit
-        if unit == "tokens":
-            return call.tokens
-        if unit == "invocations":
-            return int(call.invocation not in self.counted)
-        if unit == "model_calls":
-            return 1
-        if charge is not None and charge.amount:
-            return charge.amount
-        price = dollars(call.pico)
-        return (None if call.tokens else 0) if price is None else parts_of_usd(price)
+        match self.quota.unit:
+            case "tokens":
+                return call.tokens
+            case "invocations":
+                return int(call.invocation not in self.counted)
+            case "model_calls":
+                return 1
+            case "concurrency":  # A slot is free when its call ends.
+                return 0
+            case "usd":
+                if charge is not None and charge.amount:
+                    return charge.amount
+                price = dollars(call.pico)
+                return (None if call.tokens else 0) if price is None else parts_of_usd(price)
 
 
 def budget(inquiry: AuditQuery, policy: str | None) -> Answer:

@@ -31,7 +31,7 @@ from otel_limits.audit.bill_sides import (
     side_by_side,
 )
 from otel_limits.audit.bill_sums import ListPrices, parts_by_sum
-from otel_limits.audit.bills.known_bills import read_bills
+from otel_limits.audit.bills.bill_reading import read_bills
 from otel_limits.audit.charts import bill_charts
 from otel_limits.audit.formatting import money
 from otel_limits.audit.parsing import to_microseconds

@@ -8,7 +8,7 @@ file, and restores them later.
 Import: `documents.py` reads the JSON or CSV of a file. `shapes.py`, and `coding_agents.py` and
 `litellm_logs.py` for logs, give it the form of OTLP. `otlp.py` keeps what a ledger may record of a
 span. `traces.py` decides which spans are calls, `span_totals.py` which sums count, and
-`logged_calls.py` which calls the ledger already has. `imports.py` makes rows of them, which are
+`duplicate_calls.py` which calls the ledger already has. `imports.py` makes rows of them, which are
 then priced, inserted and queried as live ones are.
 
 Queries: `reading.py` opens a ledger after `waiting_rows.py` has taken in the rows of spill files.

@@ -13,16 +13,14 @@ from otel_limits.core.listings import canonical, vendor_of
 from otel_limits.core.terms import billable_call_in_ledger
 from otel_limits.core.usage import NO_USAGE
 from otel_limits.ledger.calendar import QUARTER, QUARTER_SECONDS
-from otel_limits.ledger.reconciling import RECORDED_LIVE
+from otel_limits.ledger.litellm_logs import LITELLM
 from otel_limits.ledger.rows import EPOCH, UNKNOWN_SIZE
-from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
+from otel_limits.ledger.schema import CALL_TOKENS, CALLS, IS_IMPORTED, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection
 
-GATEWAY_LOG: Final = "litellm"
-"""The agent of calls that were imported from a gateway's log."""
-# As literals: PostgreSQL would not recognize grouped expressions with other parameters.
-IS_IMPORTED: Final = CALLS.source != sa.literal(RECORDED_LIVE, literal_execute=True)
-IS_OF_GATEWAY: Final = CALLS.agent == sa.literal(GATEWAY_LOG, literal_execute=True)
+# As a literal: PostgreSQL would not recognize grouped expressions with other parameters.
+IS_OF_GATEWAY: Final = CALLS.agent == sa.literal(LITELLM, literal_execute=True)
+"""A call from LiteLLM's log, which does not contain the agents."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

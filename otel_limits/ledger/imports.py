@@ -28,7 +28,7 @@ from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.documents import documents_in, opened
-from otel_limits.ledger.logged_calls import recorded_elsewhere
+from otel_limits.ledger.duplicate_calls import recorded_elsewhere
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
@@ -40,7 +40,6 @@ from otel_limits.ledger.otlp import (
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
     ENDING,
-    EXPLAINED,
     FORMER_PRICE,
     IN_FORCE,
     INVOCATIONS,
@@ -48,6 +47,7 @@ from otel_limits.ledger.rows import (
     NOT_KNOWN,
     RECOUNTS,
     SAME_CALL_MICROSECONDS,
+    SUPERSEDED,
     TOOL_CALLS,
     UNCOUNTED,
     Row,
@@ -276,10 +276,10 @@ def _rows(
     counted = {span.key for span, _, _ in shown}
     settled = settle(traces, counted.union(recorded.intersection(traces.spans)), stored)
     done.left_out = settled.left_out
-    for each in settled.explained:
+    for each in settled.superseded:
         trace_id, span_id = each.key
         row = {"trace_id": trace_id, "span_id": span_id, "invocation_id": each.invocation_id}
-        yield EXPLAINED, row
+        yield SUPERSEDED, row
     yield from _rows_of_agents(traces, recorded, keys)
     # The agent itself is the invocation of its total.
     shown += [(span, call, [span, *_agents_above(span, traces)]) for span, call in settled.totals]

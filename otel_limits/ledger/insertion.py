@@ -13,12 +13,12 @@ import sqlalchemy as sa
 
 from otel_limits.ledger.rows import (
     ENDING,
-    EXPLAINED,
     INVOCATIONS,
     LOST,
     MAINTENANCE,
     MODEL_CALLS,
     RECOUNTS,
+    SUPERSEDED,
     TOOL_CALLS,
     Row,
     Rows,
@@ -58,7 +58,7 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     # PostgreSQL rejects a statement that changes a row twice.
     of_table[INVOCATIONS] = _one_per_id(of_table[INVOCATIONS], _replaces_end)
     of_table[MAINTENANCE] = _one_per_id(of_table[MAINTENANCE], _is_later)
-    for row in of_table[EXPLAINED]:
+    for row in of_table[SUPERSEDED]:
         _delete(connection, row)
     changed = {
         table.name: insert(connection, table, of_table[table.name])

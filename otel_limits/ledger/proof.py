@@ -13,6 +13,7 @@ from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
     INVOCATION_TABLE,
+    IS_IMPORTED,
     IS_OF_UNKNOWN_SIZE,
     IS_UNPRICED,
     MODEL_CALL_TABLE,
@@ -336,9 +337,7 @@ def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
 def counted_twice(connection: sa.Connection) -> Iterator[Any]:
     """Iterate over imported calls that were recorded live too, by span IDs and time."""
     # Checked first, as SQLite would start with the live calls, which are many more.
-    # A literal, since SQLite uses a partial index only for exactly its condition.
-    is_imported = CALLS.source == sa.literal_column("'import'")
-    if not connection.execute(sa.select(sa.exists().where(is_imported))).scalar():
+    if not connection.execute(sa.select(sa.exists().where(IS_IMPORTED))).scalar():
         return
     live = MODEL_CALL_TABLE.alias()
     statement = (
@@ -346,7 +345,7 @@ def counted_twice(connection: sa.Connection) -> Iterator[Any]:
         .join(INVOCATION_TABLE, RUNS.trace_id == CALLS.trace_id)
         .join(live, (live.c.invocation_id == RUNS.id) & (live.c.span_id == CALLS.span_id))
         .where(
-            is_imported,
+            IS_IMPORTED,
             live.c.source == "live",
             sa.func.abs(live.c.at_us - CALLS.at_us) <= SAME_CALL_MICROSECONDS,
         )

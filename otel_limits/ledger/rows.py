@@ -44,7 +44,7 @@ POLICIES: Final = "otel_limits_policies"
 MAINTENANCE: Final = "otel_limits_maintenance"
 RECOUNTS: Final = "recount"
 """Not a table: its rows name invocations whose totals must be recounted."""
-EXPLAINED: Final = "explained"
+SUPERSEDED: Final = "superseded"
 """Not a table: its rows name totals and uncounted spans to delete, as their calls are known now."""
 
 LOST: Final = "lost"

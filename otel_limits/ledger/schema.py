@@ -155,6 +155,8 @@ PROOF_INDEX: Final = sa.Index(
 """Answers the sums of all calls, and of each open invocation, without touching the table."""
 
 IS_IMPORTED: Final = MODEL_CALL_TABLE.c.source == sa.literal_column("'import'")
+"""With a literal: SQLite uses a partial index only for exactly its condition, and PostgreSQL would
+not recognize grouped expressions with other parameters."""
 IS_TOTAL: Final = IS_IMPORTED & (
     MODEL_CALL_TABLE.c.invocation_id
     == MODEL_CALL_TABLE.c.trace_id.concat(MODEL_CALL_TABLE.c.span_id)

@@ -58,7 +58,7 @@ class SettledTotals:
     totals: Sequence[tuple[Span, ShownCall]]
     """Totals of agents that count as one call each."""
     left_out: Sequence[LeftOut]
-    explained: Sequence[Stored]
+    superseded: Sequence[Stored]
     """Totals and uncounted tokens in the ledger whose calls are known now."""
 
 
@@ -193,18 +193,18 @@ def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> 
     ]
     times = _times_of_loose_calls(traces, counted) if stored.totals or stored.uncounted else {}
     kept = {each.span.key for each in left_out}
-    explained = []
+    superseded = []
     for rows, still in ((stored.totals, counted), (stored.uncounted, kept)):
         for row in rows:
             if row.key in traces.parents:
-                is_explained = row.key not in still
+                is_superseded = row.key not in still
             else:
                 of_trace = times.get(row.key[0])
                 has_calls = of_trace is not None and of_trace.has_within(row)
-                is_explained = row.key in summed or has_calls
-            if is_explained:
-                explained.append(row)
-    return SettledTotals(totals, left_out, explained)
+                is_superseded = row.key in summed or has_calls
+            if is_superseded:
+                superseded.append(row)
+    return SettledTotals(totals, left_out, superseded)
 
 
 def _agents_with_totals(traces: Traces) -> list[tuple[Span, ShownCall]]:

@@ -14,7 +14,7 @@ A model call, from its reservation to its settled count:
    `redis_sentinel` find the server by a URL, and `redis_rights` tests what its user may do.
 5. When the call has ended, its event carries its usage to `engine`, which settles the reservation.
 6. If a worker dies, its lease expires. The store then releases the reservation at the next
-   reservation or read of that count (`void` in `scripts/common.lua`, `purge` in `buckets`), and
+   reservation or read of that count (`expire` in `scripts/common.lua` and in `buckets`), and
    `recovery` charges it if a ledger has its usage.
 
 If the store is unavailable, `engine` decides by `fallback`, and `store_worker` keeps settlements

@@ -114,7 +114,7 @@ class Bucket:
         self.used, self.reset_mark = 0, f"{at:014}.{uuid.uuid4().hex}"
         self.lost.clear()
 
-    def purge(self, now: float, longest: float) -> None:
+    def expire(self, now: float, longest: float) -> None:
         """Drop leases that have expired, and charge those that are charged."""
         # A copy, because leases are dropped in the loop.
         for operation, lease in list(self.leases.items()):

@@ -271,7 +271,7 @@ class MemoryStore(QuotaStore):
             if not bucket.amount or now * 1000 < bucket.flowed_until:
                 bucket.pace(refill, whole, now)
         bucket.flow(now)
-        bucket.purge(now, lease)
+        bucket.expire(now, lease)
         # Concurrent calls of unknown size could each exceed their estimate, and together the limit.
         alone = demand.certain or all(each.certain for each in bucket.leases.values())
         amount = demand.amount if alone else DOUBTFUL * demand.amount
@@ -337,7 +337,7 @@ class MemoryStore(QuotaStore):
     ) -> CountState:
         bucket = self._buckets.get(count.name, Bucket(count, known))
         bucket.flow(now)
-        bucket.purge(now, longest)
+        bucket.expire(now, longest)
         limit = amount + self._granted(count, now)
         return bucket.state(limit if count.refill is None else count.refill.capacity(limit))
 

@@ -180,20 +180,23 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
 
 def charged_amount(unit: Unit, reservation: QuotaReservation) -> int:
     """Return the usage of a call, in parts of a unit."""
-    if unit == "tokens":
-        return reservation.tokens
-    # A slot is free when its call ends: nothing remains used.
-    if unit == "concurrency":
-        return 0
-    if unit in ("model_calls", "invocations"):
-        return reservation.calls
-    return parts_of_usd(reservation.cost)
+    match unit:
+        case "tokens":
+            return reservation.tokens
+        case "usd":
+            return parts_of_usd(reservation.cost)
+        case "model_calls" | "invocations":
+            return reservation.calls
+        case "concurrency":  # A slot is free when its call ends: nothing remains used.
+            return 0
 
 
 def _amount(unit: Unit, worst: Usage, quote: Quote) -> int:
     """Return the worst case of a call, in parts; `UNPRICED` if no price and no bound is known."""
-    if unit == "tokens":
-        return worst.total
-    if unit != "usd":
-        return 1
-    return UNPRICED if quote.charge is None else parts_of_usd(quote.charge)
+    match unit:
+        case "tokens":
+            return worst.total
+        case "usd":
+            return UNPRICED if quote.charge is None else parts_of_usd(quote.charge)
+        case "model_calls" | "invocations" | "concurrency":
+            return 1

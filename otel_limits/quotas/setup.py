@@ -12,7 +12,7 @@ from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.recovery import Recovery
 from otel_limits.quotas.shared_conversations import SharedConversations
 from otel_limits.quotas.store import KeepsConversations
-from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
+from otel_limits.quotas.store_worker import InlineExecutor, ThreadedExecutor
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.runs.clock import CLOCK
@@ -52,7 +52,7 @@ class Quotas:
             # One store per thread: none may be closed while another thread uses it.
             recovery = Recovery(open_shared_store(place), records, quotas)
             store = open_shared_store(place)
-            executor = StoreWorker(store, recovery.rebuild)
+            executor = ThreadedExecutor(store, recovery.rebuild)
             listener = KillListener(
                 open_shared_store(place),
                 lambda agent, before: runs.kill(agent=agent, before=before),

@@ -115,7 +115,7 @@ class InlineExecutor:
         """Nothing is open."""
 
 
-class StoreWorker:
+class ThreadedExecutor:
     """Sends operations to a store from a worker thread.
 
     Args:
@@ -420,5 +420,5 @@ def quarantine(operation: Operation, reply: Reply) -> None:
     INTERNAL_ERRORS.report("quotas", StoreError(reply.error), sentence)
 
 
-StoreExecutor: TypeAlias = InlineExecutor | StoreWorker
+StoreExecutor: TypeAlias = InlineExecutor | ThreadedExecutor
 """Executes operations on the store."""

@@ -29,7 +29,7 @@ from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import Charge, Count, Demand, Reserve, Reset, Settle, StorePlace
-from otel_limits.quotas.store_worker import InlineExecutor, StoreWorker
+from otel_limits.quotas.store_worker import InlineExecutor, ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
@@ -76,7 +76,9 @@ def quota(number: int, **more: Any) -> Quota:
 class Process:
     """The quota engine of a process."""
 
-    def __init__(self, quotas: Sequence[Quota], executor: StoreWorker | InlineExecutor) -> None:
+    def __init__(
+        self, quotas: Sequence[Quota], executor: ThreadedExecutor | InlineExecutor
+    ) -> None:
         self.events: list[Event] = []
         self._numbers = itertools.count()
         self.engine = Engine(
@@ -117,10 +119,10 @@ class Process:
         await self.engine.settle(invocation.id)
 
 
-def store_worker(server: Server) -> StoreWorker:
+def store_worker(server: Server) -> ThreadedExecutor:
     """Sends requests to the server."""
     place = StorePlace(server.url, TIMEOUT)
-    return StoreWorker(open_shared_store(place))
+    return ThreadedExecutor(open_shared_store(place))
 
 
 # --- on a server ----------------------------------------------------------------------------------

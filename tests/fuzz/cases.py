@@ -16,7 +16,7 @@ from unittest.mock import patch
 from strands import Agent, tool
 
 from otel_limits import disable
-from otel_limits.audit.bills.known_bills import read_bills
+from otel_limits.audit.bills.bill_reading import read_bills
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.runtime.enable import enable_leniently

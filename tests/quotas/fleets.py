@@ -16,7 +16,7 @@ from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.store import CountState, SharedStore, StorePlace
-from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
@@ -42,7 +42,7 @@ class Worker:
     def __init__(self, url: str, held: Quota) -> None:
         self.events: list[Event] = []
         place = StorePlace(url, 2.0)
-        store_worker = StoreWorker(open_shared_store(place))
+        store_worker = ThreadedExecutor(open_shared_store(place))
         self.queues = WaitQueues(CLOCK)
         self.engine = Engine(
             lambda: [held],

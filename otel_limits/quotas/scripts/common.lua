@@ -254,14 +254,14 @@ end
 
 local EXPIRED_MS = 3600000
 -- The next script expires the rest: a running script blocks the server.
-local VOIDED = 200
+local EXPIRED_AT_ONCE = 200
 
 -- Release expired reservations, whose workers are presumed dead.
-local function void(count, expired, now, unit)
+local function expire(count, expired, now, unit)
   if not count.exists then
     return
   end
-  local dead = redis.call('ZRANGEBYSCORE', count.leases, '-inf', whole(now), 'LIMIT', 0, VOIDED)
+  local dead = redis.call('ZRANGEBYSCORE', count.leases, '-inf', whole(now), 'LIMIT', 0, EXPIRED_AT_ONCE)
   if #dead == 0 then
     return
   end

@@ -36,7 +36,7 @@ local are_granted = size > 0 and redis.call('EXISTS', unpack(KEYS, 2 * size + 5)
 -- Return what is used and reserved of a count, and when it is full again if it is a token bucket.
 local function opened(bucket, leases, unit)
   local count = open(run, bucket, leases)
-  void(count, KEYS[2], now, unit)
+  expire(count, KEYS[2], now, unit)
   local full_at = count.amount and whole(room_at(count, count.used + count.reserved)) or '0'
   return whole(count.used), whole(count.reserved), full_at
 end

@@ -90,7 +90,7 @@ for _, demand in ipairs(demands) do
       save(count, demand.expires)
     end
   end
-  void(count, KEYS[3], now, demand.unit)
+  expire(count, KEYS[3], now, demand.unit)
   shorten(count, now, demand.lease)
   demand.amount = wanted(count, demand.amount, demand.certain)
   for _, need in ipairs(needs) do

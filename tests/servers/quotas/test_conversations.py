@@ -12,7 +12,7 @@ import pytest
 from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.shared_conversations import SharedConversations, parts_of, sums_of
 from otel_limits.quotas.store import KeepsConversations, StoreError, StorePlace
-from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.conversations import ConversationSums
@@ -30,7 +30,7 @@ class Process:
 
     def __init__(self, url: str, timeout: float) -> None:
         """Connect in the background."""
-        worker = StoreWorker(open_shared_store(StorePlace(url, timeout)))
+        worker = ThreadedExecutor(open_shared_store(StorePlace(url, timeout)))
         self.client = StoreClient(worker, timeout, CLOCK)
         self.client.start()
         self.shared = SharedConversations(self.client, CLOCK)

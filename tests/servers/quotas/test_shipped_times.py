@@ -25,7 +25,7 @@ from otel_limits.quotas.store import (
     StoreError,
     StorePlace,
 )
-from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runtime.call_records import LedgerRecords
@@ -108,16 +108,16 @@ def store() -> LostStore:
 
 
 @pytest.fixture
-def store_worker(store: LostStore) -> Iterator[StoreWorker]:
+def store_worker(store: LostStore) -> Iterator[ThreadedExecutor]:
     """A store worker that has detected the outage."""
-    store_worker = StoreWorker(store)
+    store_worker = ThreadedExecutor(store)
     store_worker.send(Settle("first", ())).exception()
     yield store_worker
     store_worker.close()
 
 
 def test_unavailable_store_is_checked_once_a_second(
-    store: LostStore, store_worker: StoreWorker, caplog: pytest.LogCaptureFixture
+    store: LostStore, store_worker: ThreadedExecutor, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Pending operations are sent on recovery, and new ones reach the store again."""
     eventually(lambda: store.arrived == ["first"])
@@ -143,7 +143,7 @@ def test_agents_resume_within_seconds_of_a_recovery(
 
 
 def test_pending_settlements_are_capped_at_ten_thousand(
-    store: LostStore, store_worker: StoreWorker, monkeypatch: pytest.MonkeyPatch
+    store: LostStore, store_worker: ThreadedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest are dropped and reported, the newest wait for the store."""
     said: list[str] = []
@@ -157,7 +157,9 @@ def test_pending_settlements_are_capped_at_ten_thousand(
     assert said == ["settlement dropped: buffer full"] * 21
 
 
-def test_refused_calls_displace_no_settlements(store: LostStore, store_worker: StoreWorker) -> None:
+def test_refused_calls_displace_no_settlements(
+    store: LostStore, store_worker: ThreadedExecutor
+) -> None:
     """An agent may be refused ten thousand times during an outage."""
     store.may_recover.clear()
     count = Count("q", "k", Windows("P366D").at(time.time()), "tokens")
@@ -174,7 +176,7 @@ def test_process_restores_the_ten_thousand_keys_that_it_saw_last(own_server: Ser
     """Callers may choose keys: what is remembered for a restart of the store is bounded."""
     place, window = StorePlace(own_server.url, PATIENCE), Windows("P366D").at(time.time())
     counts = [Count("q", str(number), window, "tokens") for number in range(10_001)]
-    store_worker = StoreWorker(open_shared_store(place))
+    store_worker = ThreadedExecutor(open_shared_store(place))
     settled = [
         store_worker.send(Settle(f"a-{number}", (Charge(count=count, amount=1),)))
         for number, count in enumerate((*counts, counts[0]))

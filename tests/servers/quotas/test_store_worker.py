@@ -21,7 +21,7 @@ from otel_limits.quotas.store import (
     StoreError,
     StorePlace,
 )
-from otel_limits.quotas.store_worker import StoreWorker
+from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from tests.quotas.fixtures import PATIENCE
@@ -54,7 +54,7 @@ def settle(name: str) -> Settle:
 class Process(NamedTuple):
     """A worker that reaches its store through a wire with faults."""
 
-    store_worker: StoreWorker
+    store_worker: ThreadedExecutor
     wire: Wire
 
     def send(self, operation: Operation) -> Reply:
@@ -65,7 +65,7 @@ class Process(NamedTuple):
 @pytest.fixture
 def process(wire: Wire) -> Iterator[Process]:
     """A worker that is connected."""
-    store_worker = StoreWorker(open_shared_store(StorePlace(wire.url, TIMEOUT)))
+    store_worker = ThreadedExecutor(open_shared_store(StorePlace(wire.url, TIMEOUT)))
     store_worker.start(lambda: None, tuple)
     process = Process(store_worker, wire)
     process.send(settle(unique()))  # connected, scripts loaded

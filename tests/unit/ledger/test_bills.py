@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.audit.bills.bill import BilledTokens
-from otel_limits.audit.bills.known_bills import read_bills
+from otel_limits.audit.bills.bill_reading import read_bills
 from otel_limits.core.errors import LedgerError
 from tests.ledger.bills import ACTIVITY, GENERATIONS, LOGS, anthropic, openai, paid, used
 
