@@ -48,7 +48,8 @@ def write_stated_cost(span: trace.Span, call: InFlightCall) -> None:
 
 def stated_cost_attributes(call: InFlightCall) -> dict[str, str]:
     """Return the cost that a response states, in digits, and the vendor; empty if it has none."""
-    stated = call.billable(call.record.usage).stated
+    record = call.record
+    stated = call.billable(record.usage).stated if record.billing else None
     if stated is None or stated.refused:
         return {}
     return {OWN_COST: f"{stated.amount:f}", OWN_COST_BY: stated.by}

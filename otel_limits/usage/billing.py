@@ -37,8 +37,15 @@ def billing_in(raw: object) -> dict[str, object]:
     """
     if raw is None:
         return {}
-    found = {".".join(path): _at(raw, path) for path in _paths()}
-    return {path: value for path, value in found.items() if value is not None}
+    found: dict[str, object] = {}
+    is_mapping = isinstance(raw, Mapping)
+    for path in _paths():
+        # Most usages have none of them.
+        if is_mapping and path[0] not in raw:
+            continue
+        if (value := _at(raw, path)) is not None:
+            found[".".join(path)] = value
+    return found
 
 
 def billing_in_span(attributes: Mapping[str, Any]) -> dict[str, object]:
