@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.core.origins import EXTENSION, PREFIX, PRESET
+from otel_limits.core.origins import EXTENSION, RUN
 from otel_limits.ledger.rows import IN_FORCE, caps_in
 
 CAPS: Final = (
@@ -76,6 +76,8 @@ def source_of(origin: str) -> tuple[str | None, str | None]:
         return "preset", preset[1]
     if origin.startswith(PREFIX):
         return "environment", origin
+    if origin.startswith(RUN):
+        return "option", origin
     if origin == EXTENSION:
         return "answer", None
     return ("file" if FILE.fullmatch(origin) else "code"), origin

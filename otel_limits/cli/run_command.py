@@ -21,6 +21,7 @@ from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.settings.children import HANDED, NOTE, environment_for_run
 from otel_limits.settings.ledgers import LEDGER_VARIABLE, default_ledger
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
+from otel_limits.settings.run_options import with_options
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS, Setting
 from otel_limits.settings.variables import environment
@@ -150,15 +151,13 @@ def run(options: Namespace) -> int:
     """Replace this process with the program, unless a setting or the command is invalid."""
     command = without_separator(options.command)
     inherited = environment()
-    given = given_options(options)
-    variables = {setting.variable: text for setting, text in given}
-    environ = environment_for_run(inherited, variables)
+    environ = environment_for_run(with_options(inherited, given_options(options)))
     # As the program will read them, so mistakes are found before it starts.
-    reading = read_settings(inherited | variables)
+    reading = read_settings(environ)
     settings = reading.settings
     installed = know_installed()  # also for what is examined next
     mistakes = [
-        *setting_mistakes(inherited, given),
+        *reading.mistakes,
         *(installed.broken if settings.strict else ()),
         *policy_mistakes(settings.policy, PolicyFile(settings.policy_path)),
         *program_mistakes(command, environ, is_strict=settings.strict and not settings.disabled),
@@ -168,13 +167,13 @@ def run(options: Namespace) -> int:
     refuse([*installed.broken, *installed.unused])
     if not settings.quiet and not settings.disabled and is_other_program(command, environ):
         sys.stderr.write(f"otel-limits: {NOTICE.format(shown(command))}\n")
-    variables[HANDED] = installed.text
-    if not inherited.get(LEDGER_VARIABLE, "").strip():
+    environ[HANDED] = installed.text
+    if not environ.get(LEDGER_VARIABLE, "").strip():
         # So the cost of a program can be queried afterwards without configuring anything.
         with contextlib.suppress(ValueError):  # the user has no home directory
-            variables.setdefault(LEDGER_VARIABLE, default_ledger())
+            environ[LEDGER_VARIABLE] = default_ledger()
     # Returns only if the program cannot be started.
-    status, sentence = replace_process(command, environment_for_run(inherited, variables))
+    status, sentence = replace_process(command, environ)
     return refuse([sentence], status)
 
 
@@ -195,29 +194,14 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
         return NOT_EXECUTABLE, f"Cannot start {command[0]}: {error.strerror}."
 
 
-def given_options(options: Namespace) -> list[tuple[Setting, str]]:
-    """Return the settings given as options, with their values as in the environment."""
-    values = [(setting, getattr(options, setting.name)) for setting in OPTIONS]
-    return [
-        (setting, str(value).lower() if isinstance(value, bool) else value)
-        for setting, value in values
+def given_options(options: Namespace) -> dict[str, str]:
+    """Return the settings given as options, as variables."""
+    values = {setting.variable: getattr(options, setting.name) for setting in OPTIONS}
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in values.items()
         if value is not None
-    ]
-
-
-def setting_mistakes(
-    inherited: Mapping[str, str], given: Sequence[tuple[Setting, str]]
-) -> list[str]:
-    """Validate options, by the names as typed, and the variables they don't override."""
-    mistakes = []
-    for setting, text in given:
-        try:
-            setting.kind.of_text(setting.flag, text)
-        except ValueError as error:  # noqa: PERF203  every mistake is named, not only the first
-            mistakes.append(str(error))
-    overridden = {setting.variable for setting, _ in given}
-    rest = {name: text for name, text in inherited.items() if name not in overridden}
-    return [*mistakes, *read_settings(rest).mistakes]
+    }
 
 
 def program_mistakes(

@@ -1,4 +1,4 @@
-"""Where a limit is set: a variable, a line of a file, or a line of the application."""
+"""Where a limit is set: a variable, an option, or a line of a file or of the application."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ PREFIX: Final = "OTEL_LIMITS_"
 
 PRESET: Final = "preset "
 """The beginning of the origin of a limit that a preset sets."""
+
+RUN: Final = "otel-limits run"
+"""The command that an option belongs to, as the first words of its origin."""
 
 EXTENSION: Final = "the answer that extended it"
 """The origin of a limit that a person extended."""

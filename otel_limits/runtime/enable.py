@@ -276,8 +276,7 @@ def enable_for_autoload() -> None:
     A misspelled name counts: its author believes that a limit is set.
     """
     reading = read_settings()
-    is_set = "environment" in reading.sources.values()
-    if not (is_set or reading.mistakes or reading.warnings):
+    if not (reading.given or reading.mistakes or reading.warnings):
         return
     if not RUNTIME.is_on:
         enable_leniently("autoload")

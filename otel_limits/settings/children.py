@@ -81,12 +81,12 @@ def path_with_hook(path: str | None) -> str:
     return os.pathsep.join([str(ON_PATH), *(each for each in entries if each != str(ON_PATH))])
 
 
-def environment_for_run(base: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return `base` updated with `variables`, and with what enables otel-limits at startup."""
+def environment_for_run(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment with variables that enable otel-limits at startup."""
     # `run` replaces this process, whose ID the program keeps; its child processes have others and
     # print no notice at exit.
-    by_run = {"PYTHONPATH": path_with_hook(base.get("PYTHONPATH")), RUN: str(os.getpid())}
-    return {**base, **variables, **by_run}
+    by_run = {"PYTHONPATH": path_with_hook(environ.get("PYTHONPATH")), RUN: str(os.getpid())}
+    return {**environ, **by_run}
 
 
 class ChildEnvironment:

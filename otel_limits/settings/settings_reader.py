@@ -16,14 +16,17 @@ from typing import Any, Final
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
 from otel_limits.core.origins import PREFIX, PRESET
+from otel_limits.core.origins import RUN
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
+from otel_limits.settings.run_options import options_in
 from otel_limits.settings.table import (
     METRICS,
     POLICY_FIELDS,
     PRESETS,
     PROCESS_FIELDS,
     SETTINGS,
+    Setting,
     Settings,
     variable_of,
 )
@@ -32,6 +35,13 @@ from otel_limits.settings.variables import environment, long_timeouts, otlp_prot
 VARIABLES: Final = {setting.variable: setting for setting in SETTINGS}
 
 SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
+
+ENVIRONMENT: Final = "environment"
+OPTION: Final = "option"
+"""Sources of values that a variable or an option of `otel-limits run` sets."""
+
+PRESET: Final = "preset "
+"""Prefix of the source of values that a preset sets."""
 
 NEAR: Final = 0.85
 """Minimum similarity of a prefix, exceeded if it differs in one or two letters."""
@@ -58,6 +68,16 @@ class Reading:
     warnings: tuple[str, ...] = ()
     """About variables of other products that may be misspelled settings."""
 
+    @property
+    def given(self) -> int:
+        """The number of settings that variables or options set."""
+        return sum(source in (ENVIRONMENT, OPTION) for source in self.sources.values())
+
+    def written(self, name: str) -> str:
+        """Return how a setting is written where it is set: as an option or as a variable."""
+        setting = VARIABLES[variable_of(name)]
+        return setting.flag if self.sources[name] == OPTION else setting.variable
+
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
     """Read the settings from the environment.
@@ -67,20 +87,23 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
     environ = environment() if environ is None else environ
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
     sources = dict.fromkeys(values, "default")
-    mistakes = []
+    options, mistakes = options_in(environ), []
     for setting in SETTINGS:
         # Stripped, as a variable from a file or a mounted secret often ends with a line break.
         text = environ.get(setting.variable, "").strip()
-        if not text:
+        source, written = ENVIRONMENT, setting.variable
+        if setting.variable in options:
+            source, written = OPTION, setting.flag
+        elif not text:
             continue
         try:
-            values[setting.name] = setting.kind.of_text(setting.variable, text)
-            sources[setting.name] = "environment"
+            values[setting.name] = setting.kind.of_text(written, text)
+            sources[setting.name] = source
         except Exception as error:  # noqa: BLE001  all other settings must apply
             # An unexpected error may quote the value, which may be a secret.
-            unexpected = f"{setting.variable} cannot be read ({type(error).__name__})."
+            unexpected = f"{written} cannot be read ({type(error).__name__})."
             mistakes.append(str(error) if isinstance(error, ValueError) else unexpected)
-            sources[setting.name] = "default (environment value is invalid)"
+            sources[setting.name] = f"default ({source} value is invalid)"
     # Its default depends on other settings.
     if values["metrics"] is None:
         values["metrics"] = exporters = default_metrics(environ, values["prometheus_port"])
@@ -177,16 +200,18 @@ def default_metrics(environ: Mapping[str, str], prometheus_port: int | None) -> 
 
 
 def _origins(values: Mapping[str, Any], sources: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that sets each cap, or that overrides the preset."""
+    """Return the variable or option that sets each cap, or that overrides the preset."""
     shared = (f"{what}_{name}" for what, names in SHARED_LIMITS.items() for name in names)
-    return {
-        # The variable is named although it is unset, because setting it overrides the preset.
-        name: f"{sources[name]} (override it with {variable_of(name)})"
-        if sources[name].startswith(PRESET)
-        else variable_of(name)
-        for name in (*LIMIT_NAMES, *shared)
-        if values[name] is not None
-    }
+    caps = [name for name in (*LIMIT_NAMES, *shared) if values[name] is not None]
+    return {name: _origin(VARIABLES[variable_of(name)], sources[name]) for name in caps}
+
+
+def _origin(setting: Setting, source: str) -> str:
+    if source == OPTION:
+        return f"{RUN} {setting.flag}"
+    # The variable is named although it is unset, because setting it overrides the preset.
+    is_preset = source.startswith(PRESET)
+    return f"{source} (override it with {setting.variable})" if is_preset else setting.variable
 
 
 def _settings(values: Mapping[str, Any], sources: Mapping[str, str]) -> Settings:

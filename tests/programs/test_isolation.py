@@ -54,7 +54,7 @@ def pex(tmp_path: Path) -> Path:
 )
 def test_python_is_asked_with_its_options(options: str, obstacle: str | None) -> None:
     """It knows best which of them keep it from loading otel-limits, and names the most severe."""
-    environ = environment_for_run({"PATH": os.environ["PATH"]}, {})
+    environ = environment_for_run({"PATH": os.environ["PATH"]})
     problem = isolation_problem([sys.executable, *options.split(), "app.py"], environ)
     expected = f"{sys.executable} {obstacle} would ignore all limits. Start it without {obstacle}"
     assert (problem or "").startswith(expected if obstacle else "")

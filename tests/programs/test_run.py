@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import re
 import shutil
 import signal
 import socket
@@ -104,12 +105,26 @@ def test_log_contains_only_the_halt_once(limited: Ended) -> None:
 
 
 def test_options_win_over_the_environment() -> None:
-    """--max-turns replaces OTEL_LIMITS_MAX_TURNS, even an invalid one."""
-    program = "import os; print(os.environ['OTEL_LIMITS_MAX_TURNS'])"
+    """--max-turns replaces OTEL_LIMITS_MAX_TURNS, even an invalid one, and a halt names it."""
     ended = execute(
-        *RUN, "--max-turns", "3", "--", sys.executable, "-c", program, OTEL_LIMITS_MAX_TURNS="abc"
+        *(*RUN, "--max-turns", "3", "--", sys.executable, ENDLESS), OTEL_LIMITS_MAX_TURNS="abc"
     )
-    assert (ended.status, ended.output) == (0, "3\n")
+    assert ended.events["model_calls"] == 3
+    assert "The limit is set in otel-limits run --max-turns." in ended.log
+
+
+def test_child_process_names_option_unless_program_changes_it() -> None:
+    """A child inherits options; a variable that the program sets for it is a variable."""
+    programs = (
+        [sys.executable, ENDLESS],
+        ["env", "OTEL_LIMITS_MAX_TURNS=2", sys.executable, ENDLESS],
+    )
+    program = f"import subprocess\nfor each in {programs!r}: subprocess.run(each)"
+    ended = execute(*RUN, "--max-turns", "3", "--", sys.executable, "-c", program)
+    assert re.findall(r"The limit is set in (.*?)\.", ended.log) == [
+        "otel-limits run --max-turns",
+        "OTEL_LIMITS_MAX_TURNS",
+    ]
 
 
 def test_switches_reach_the_program_as_opentelemetry_spells_them() -> None:
@@ -331,7 +346,7 @@ def foreign(tmp_path: Path) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: strands-agents\nVersion: 1.62.0\n")
     (tmp_path / "otel_limits.py").write_text("raise ImportError('it is not here')")
     (tmp_path / "sitecustomize.py").write_text("print('theirs')")
-    return {**environment_for_run({"PYTHONPATH": str(tmp_path)}, {}), RUN_BY: "another"}
+    return {**environment_for_run({"PYTHONPATH": str(tmp_path)}), RUN_BY: "another"}
 
 
 IMPORTS = "import strands.agent.agent; print('ran')"

@@ -350,7 +350,7 @@ def test_the_path_of_a_program_is_kept_behind_us(
     inherited: dict[str, str], path: list[str]
 ) -> None:
     """Once, and also an empty entry, which means the current directory."""
-    assert environment_for_run(inherited, {})["PYTHONPATH"].split(os.pathsep) == path
+    assert environment_for_run(inherited)["PYTHONPATH"].split(os.pathsep) == path
 
 
 @pytest.mark.parametrize(

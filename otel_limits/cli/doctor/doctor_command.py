@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from otel_limits.cli.command import add_command, without_separator
 from otel_limits.cli.run_command import add_settings, given_options
+from otel_limits.settings.run_options import with_options
 from otel_limits.settings.variables import environment
 
 HELP: Final = """\
@@ -56,8 +57,8 @@ def examine(options: Namespace) -> int:
     from otel_limits.cli.doctor.finding import as_json, as_text, exit_status
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
 
-    given = {setting.variable: text for setting, text in given_options(options)}
-    environ = environment() | given
+    given = given_options(options)
+    environ = with_options(environment(), given)
     launcher: Launcher | UnknownLauncherError
     try:
         launcher = read_launcher(without_separator(options.launcher))

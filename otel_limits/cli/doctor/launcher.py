@@ -24,6 +24,8 @@ from otel_limits.cli.parser import make_parser
 from otel_limits.cli.run_command import given_options
 from otel_limits.core.origins import PREFIX
 from otel_limits.core.secrets import redact_url
+from otel_limits.settings.run_options import with_options
+from otel_limits.settings.table import PREFIX
 
 PROGRAMS: Final = frozenset(
     {
@@ -288,7 +290,7 @@ class _LauncherWords:
             raise UnknownLauncherError(
                 "otel-limits run shows its help and starts no program.", "Remove --help."
             ) from None
-        self.settings |= {setting.variable: text for setting, text in given_options(options)}
+        self.settings = with_options(self.settings, given_options(options))
         self.rest = without_separator(options.command)
 
     def keep_runner(self) -> None:

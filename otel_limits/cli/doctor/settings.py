@@ -46,8 +46,7 @@ def values(context: Context) -> Iterator[Finding]:
     for mistake in (*reading.mistakes, *reading.warnings):
         yield fail("settings", mistake)
     if not reading.mistakes:
-        count = sum(source == "environment" for source in reading.sources.values())
-        yield ok("settings", f"{count} set, all valid.", "otel-limits check shows them.")
+        yield ok("settings", f"{reading.given} set, all valid.", "otel-limits check shows them.")
 
 
 def policy(context: Context) -> Iterator[Finding]:
@@ -125,7 +124,8 @@ def action(context: Context) -> Iterator[Finding]:
         yield fail(
             "action",
             "The action is observe, so no agent would be halted.",
-            "Unset OTEL_LIMITS_ACTION, and action in the policy file, or set them to halt.",
+            f"Unset {context.reading.written('action')}, and action in the policy file, or set "
+            "them to halt.",
         )
     elif observed:
         yield ok("action", f"Limits are only observed for {_agents(observed, policies)}.")

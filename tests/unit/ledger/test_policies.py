@@ -13,6 +13,7 @@ from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.core.events import Invocation
 from otel_limits.observers.ledger import LedgerObserver
+from otel_limits.settings.run_options import with_options
 from otel_limits.testing import FakeTime, ScriptedModel, says
 from tests.ledger.book import Entry, stop_of
 
@@ -53,6 +54,8 @@ def test_each_limit_in_force_has_its_source(
         "defaults:\n  action: raise\n  limits:\n    max_model_calls: 7\n"
         "    max_calls_per_tool: {search: 3}\n  tree: {max_turns: 40}\n"
     )
+    for name, text in with_options({}, {"OTEL_LIMITS_MAX_TOOL_CALLS": "8"}).items():
+        monkeypatch.setenv(name, text)
     enable(max_turns=9)
     make_agent(ScriptedModel([says("x")]))("go")
     (row,) = ledger.invocations()
@@ -61,6 +64,7 @@ def test_each_limit_in_force_has_its_source(
         found = {each["limit"]: each for each in answer["limits"]}
         assert {name: (each["cap"], each["source"]) for name, each in found.items()} == {
             "max_turns": ("9", "code"),
+            "max_tool_calls": ("8", "option"),
             "max_iterations": ("25", "preset"),
             "max_model_calls": ("7", "file"),
             "max_token_budget": ("5000", "environment"),
@@ -73,6 +77,7 @@ def test_each_limit_in_force_has_its_source(
         }
         places = {each["place"] for each in answer["limits"]} - {found["max_turns"]["place"]}
         assert places == {
+            "otel-limits run --max-tool-calls",
             *("recommended", "limits.yaml:4", "limits.yaml:5", "limits.yaml:6"),
             *("OTEL_LIMITS_MAX_TOKEN_BUDGET", "OTEL_LIMITS_MAX_CONSECUTIVE_HANDOFFS"),
         }
