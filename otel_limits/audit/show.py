@@ -195,7 +195,8 @@ def halt_of(row: Any) -> str | None:
     outcome = HALTS.get(row.action or "")
     if outcome is None or row.breach_limit is None:
         return outcome
-    return f"{outcome} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap})"
+    unit = f" {row.breach_unit}" if row.breach_unit else ""
+    return f"{outcome} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap}{unit})"
 
 
 def summary(branches: Sequence[Branch], tools: Tools) -> str:
@@ -234,9 +235,10 @@ def _sentence(row: Any) -> str:
     if row.breach_limit is not None:
         # The limit of an imported row may be unknown to this version.
         kind = kind_of(row.breach_limit)
-        unit = "" if kind is None else kind.unit
         reason = row.reason if kind is None else kind.reason
-        breach = Breach(row.breach_limit, row.breach_cap, row.breach_observed, reason, unit)
+        breach = Breach(
+            row.breach_limit, row.breach_cap, row.breach_observed, reason, row.breach_unit or ""
+        )
     return for_operator(row.agent, Verdict(row.reason, (breach,) if breach else ()), row.action)
 
 

@@ -12,7 +12,6 @@ from otel_limits.audit.charts import overview
 from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.core.events import SYNTHETIC
-from otel_limits.core.limits import kind_of
 from otel_limits.ledger.rows import known_cost
 
 
@@ -64,7 +63,7 @@ COSTLIEST: Final = (
     Column("limit", "Limit"),
     Column("cap", "Cap"),
     Column("observed", "Observed"),
-    Column("unit", "Unit"),
+    Column("unit", "Unit", is_key=True),
     Column("turns", "Turns", "count"),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money", is_key=True),
@@ -133,11 +132,11 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         columns=COLUMNS,
         rows=rows,
         total=("total", "", "", "", *figures, cost, unpriced),
-        note="A would-be halt is one that the action observe left out; metrics count the "
-        "invocation under its reason. A synthetic halt added a message that no model wrote. For "
-        "a zero-token call the provider reported zero. For an estimated one it reported nothing, "
-        "or the stream ended before that; an unmeasured one counts no estimate. Cost covers calls "
-        "with a known price.",
+        note="A would-be halt is the limit that would have halted an agent whose action is "
+        "observe; metrics count the invocation under this reason. A synthetic halt added a message "
+        "that no model wrote. For a zero-token call the provider reported zero. For an estimated "
+        "one it reported nothing, or the stream ended before that; an unmeasured one counts no "
+        "estimate. Cost covers calls with a known price.",
     )
 
 
@@ -166,8 +165,9 @@ def refusals_table(rows: Iterable[Any]) -> Table:
         title="Refused tool calls",
         columns=REFUSALS,
         rows=[(row.agent, row.tool, row.breach_limit, row.refused, row.would_be) for row in rows],
-        note="A limit refused these calls. The agent continued, unless its halt is listed above. A "
-        "would-be refusal is one that the action observe left out. Imported spans show neither.",
+        note="A limit refused these calls. The agent continued, unless its halt is listed above. "
+        "A would-be refusal is a call that was made, as the action is observe. Imported spans show "
+        "neither.",
     )
 
 
@@ -187,7 +187,7 @@ def costliest_table(rows: Iterable[Any]) -> Table:
                 row.breach_limit,
                 row.breach_cap,
                 row.breach_observed,
-                _unit(row.breach_limit),
+                row.breach_unit,
                 row.turns,
                 row.input_tokens + row.output_tokens,
                 known_cost(row.cost_pico, row.unpriced_calls),
@@ -196,12 +196,6 @@ def costliest_table(rows: Iterable[Any]) -> Table:
         ],
         note="An invocation without a trace has its own ID here; audit show accepts both.",
     )
-
-
-def _unit(limit: str | None) -> str | None:
-    """Return the unit of a limit; the ledger does not contain that of a quota."""
-    kind = None if limit is None else kind_of(limit)
-    return None if kind is None else kind.unit
 
 
 STOPS: Final = Question(

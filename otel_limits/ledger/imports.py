@@ -24,6 +24,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import clean
+from otel_limits.core.limits import kind_of
 from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
@@ -356,6 +357,8 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
     found = span.attributes
     session = span.first(SESSIONS)
     reason = found.get(semconv.STOP_REASON) or span.finish_reason
+    limit = _text(found.get(semconv.LIMIT_NAME))
+    kind = None if limit is None else kind_of(limit)
     cap, observed = found.get(semconv.LIMIT_VALUE), found.get(semconv.LIMIT_CONSUMED)
     return {
         **dict.fromkeys(ENDING),
@@ -375,9 +378,11 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         "ended_us": span.end_us,
         "reason": name(str(reason or ("error" if span.is_error else NOT_KNOWN))),
         "action": name(str(found.get(semconv.STOP_ACTION, "none"))),
-        "breach_limit": _text(found.get(semconv.LIMIT_NAME)),
+        "breach_limit": limit,
         "breach_cap": _text(cap),
         "breach_observed": _text(observed),
+        # Spans have no unit, and this version may not know the limit.
+        "breach_unit": None if kind is None else kind.unit,
         "halt": _text(found.get(semconv.STOP_MESSAGE)),
     }
 

@@ -172,16 +172,19 @@ def _ending(stop: Stop | None) -> Row:
 
 def _breach(breach: Breach | None) -> Row:
     if breach is None:
-        return {"breach_limit": None, "breach_cap": None, "breach_observed": None}
+        return dict.fromkeys(BREACH)
     return {
         "breach_limit": breach.limit,
         "breach_cap": str(breach.cap),
         "breach_observed": str(breach.observed),
+        "breach_unit": breach.unit,
     }
 
 
+BREACH: Final = ("breach_limit", "breach_cap", "breach_observed", "breach_unit")
+
 ENDING: Final = (
-    "ended_us", "reason", "action", "breach_limit", "breach_cap", "breach_observed", "halt",
+    "ended_us", "reason", "action", *BREACH, "halt",
     "turns", "cycles", "tool_calls", "model_calls",
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
     "price_pico", "unpriced_calls", "repeated_failures",

@@ -62,6 +62,7 @@ INVOCATION_TABLE: Final = sa.Table(
     # As text, since a limit is in turns, tokens, seconds or exact USD.
     sa.Column("breach_cap", TEXT),
     sa.Column("breach_observed", TEXT),
+    sa.Column("breach_unit", TEXT),
     sa.Column("turns", BIG),
     sa.Column("cycles", BIG),
     sa.Column("tool_calls", BIG),

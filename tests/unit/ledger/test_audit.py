@@ -339,6 +339,16 @@ def test_the_most_expensive_halts_have_their_traces(halts: LedgerFile, ask: Ask)
     ]
 
 
+def test_cap_of_a_quota_has_its_unit(ledger: LedgerFile, ask: Ask) -> None:
+    """Only the policy file knows it otherwise, and may have changed since."""
+    breach = Breach("team", 10, 11, "quota_exceeded", "model calls")
+    write(ledger.address, Entry(reason="quota_exceeded", action="halted", breach=breach))
+    (row,) = ask("stops")["costliest_halted"]
+    assert (row["cap"], row["observed"], row["unit"]) == ("10", "11", "model calls")
+    (branch,) = ask("show", row["trace_id"])["tree"]
+    assert branch["halt"] == "halted at team (11 of 10 model calls)"
+
+
 def test_unpriced_calls_do_not_cost_zero(halts: LedgerFile, ask: Ask) -> None:
     """An unknown price is never $0."""
     answer = ask("stops")
@@ -384,7 +394,7 @@ def test_a_tree_sums_its_branches(family: LedgerFile, ask: Ask) -> None:
     ]
     assert rows[0]["branch_cost_usd"] == "4.000000000000"
     assert rows[0]["tools"] == "ask, ask error"
-    assert rows[2]["halt"] == "halted at max_turns (3 of 3)"
+    assert rows[2]["halt"] == "halted at max_turns (3 of 3 turns)"
 
 
 @pytest.mark.parametrize("identity", ["00000001", f"{3:032x}"])
@@ -401,7 +411,7 @@ def test_a_tree_on_a_terminal(family: LedgerFile, capsys: pytest.CaptureFixture[
     assert summary.startswith("Agent 'bad' was halted by max_turns: 3 of 3 turns used.")
     assert title == "Budget tree"
     assert [line[:9] for line in tree[:4]] == ["boss  sto", "├── good ", "└── bad  ", "    └── d"]
-    assert "  stop reason max_turns  halted at max_turns (3 of 3)  turns 3" in tree[2]
+    assert "  stop reason max_turns  halted at max_turns (3 of 3 turns)  turns 3" in tree[2]
 
 
 # --- backtest -------------------------------------------------------------------------------------

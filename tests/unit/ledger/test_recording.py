@@ -163,11 +163,8 @@ def test_an_invocation_is_one_row(
     agent("go")
     (row,) = ledger.invocations()
     assert (row["agent"], row["reason"], row["action"]) == ("tester", "max_turns", "halted")
-    assert (row["breach_limit"], row["breach_cap"], row["breach_observed"]) == (
-        "max_turns",
-        "2",
-        "2",
-    )
+    breach = [row[f"breach_{each}"] for each in ("limit", "cap", "observed", "unit")]
+    assert breach == ["max_turns", "2", "2", "turns"]
     assert (row["turns"], row["cycles"], row["model_calls"], row["tool_calls"]) == (2, 2, 2, 4)
     assert (row["input_tokens"], row["output_tokens"]) == (20, 10)
     assert row["session_id"] == agent.session_id
