@@ -56,14 +56,15 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
 
     Raises:
         LedgerError: A file is not a whole bill, or none has a day of the window.
-        ConfigurationError: The policy file, which has prices, contains mistakes.
     """
     found, outside = _selected(read_bills(files), inquiry.selection)
     costs, tokens, parts, owners, sentences = [], [], [], [], []
     passed_on = models_of_gateways(found)
+    remarks: list[str] = []
+    list_prices = _list_prices(remarks)
     for bill in found:
         sides = _sides(inquiry, bill, passed_on)
-        divided = _divided(sides)
+        divided = _divided(sides, list_prices)
         title = bill.reader.title
         costs += [(title, *row) for row in _cost_rows(sides, divided, tolerance)]
         tokens += [(title, *row) for row in _token_rows(sides, tolerance)]
@@ -87,10 +88,10 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             Table(name=name, title=TITLES[name], columns=BILL_TABLES[name], rows=each, note=note)
             for name, each in rows.items()
             if each or compared.get(name)
-            for note in [NOTES.get(name, "")]
+            for note in [NOTES.get(name, "") if each else ""]
         ],
         charts=bill_charts(costs, parts) if inquiry.has_charts else (),
-        summary=" ".join([*sentences, *outside]),
+        summary=" ".join([*sentences, *outside, *filter(None, remarks)]),
         status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
     )
 
@@ -167,10 +168,10 @@ def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
     return side_by_side(bill, inquiry.work.through(calls), passed_on)
 
 
-def _divided(sides: Sides) -> list[DifferencePart]:
+def _divided(sides: Sides, list_prices: ListPrices) -> list[DifferencePart]:
     """Divide all differences into parts, including those without a cause."""
     known = list(
-        CallMatching(sides).parts() if sides.bill.has_calls else parts_by_sum(sides, _list_prices())
+        CallMatching(sides).parts() if sides.bill.has_calls else parts_by_sum(sides, list_prices)
     )
     return merged([*known, *_rest(sides, known)])
 
@@ -194,13 +195,19 @@ def _rest(sides: Sides, known: Sequence[DifferencePart]) -> Iterator[DifferenceP
         yield DifferencePart(day=cell[0].day, model=label_of(cell), cause=cause, cost=cost)
 
 
-def _list_prices() -> ListPrices:
-    """Return how to look up the rates of a model, for amounts that are for all its tokens."""
-    from otel_limits.core.pricing import Prices
-    from otel_limits.settings.policy.file import valid_document
+def _list_prices(remarks: list[str]) -> ListPrices:
+    """Return how to look up the rates of a model, for amounts that are for all its tokens.
 
-    # Most bills have amounts by kind of tokens, and need no list.
-    prices = cache(lambda: Prices(valid_document().price_list()))
+    Once a price is looked up, `remarks` says if those of the policy file are missing.
+    """
+    from otel_limits.core.pricing import Prices
+    from otel_limits.settings.policy.file import usable_document
+
+    @cache  # most bills have amounts by kind of tokens, and need no list
+    def prices() -> Prices:
+        document, remark = usable_document()
+        remarks.append(remark)
+        return Prices(document.price_list())
 
     def listed(model: str, vendor: str) -> Mapping[Kind, Fraction] | None:
         usage = Usage(input=1, output=1)

@@ -16,6 +16,7 @@ from otel_limits.audit.question import AuditQuery, Option, Question
 if TYPE_CHECKING:
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
+    from otel_limits.settings.policy.document import Document
 
 COLUMNS: Final = (
     Column("kind", "Kind", is_key=True),
@@ -54,12 +55,15 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
     """Answer under which hashes a name is recorded.
 
     Raises:
-        ConfigurationError: The policy file contains mistakes.
+        ConfigurationError: The given policy file contains mistakes.
     """
     from otel_limits.quotas.keys import displayed, key_text
+    from otel_limits.settings.policy.file import usable_document, valid_document
 
+    # Without the file of the environment, the forms of keys follow from those recorded.
+    document, remark = (valid_document(policy), "") if policy else usable_document()
     shown = displayed("baggage", key_text(name))
-    keys = {(quota.name, key.shown): Found() for quota, key in keys_in(policy, name)}
+    keys = {(quota.name, key.shown): Found() for quota, key in keys_in(document, name)}
     value = Found()
     for at_us, quota, key in recorded_keys(inquiry):
         if shown in key:
@@ -87,19 +91,15 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
                 "records are charges of calls and changes by operators, else invocations.",
             )
         ],
-        summary="The ledger contains the name." if is_known else "The ledger lacks the name.",
+        summary=" ".join(
+            filter(None, [f"The ledger {'contains' if is_known else 'lacks'} the name.", remark])
+        ),
     )
 
 
-def keys_in(policy: str | None, name: str) -> Iterator[tuple[Quota, Key]]:
-    """Yield the keys of the quotas of a policy file that have the form of a name.
-
-    Raises:
-        ConfigurationError: The file contains mistakes.
-    """
-    from otel_limits.settings.policy.file import valid_document
-
-    for entry in valid_document(policy).quotas.values():
+def keys_in(document: Document, name: str) -> Iterator[tuple[Quota, Key]]:
+    """Yield the keys of the quotas of a policy file that have the form of a name."""
+    for entry in document.quotas.values():
         quota: Quota = entry.value
         if quota.key.sources:
             try:

@@ -43,6 +43,8 @@ PLUGINS: Final = "PYDANTIC_DISABLE_PLUGINS"
 
 NO_POLICY: Final = Policy()
 
+UNUSED: Final = "The policy file contains mistakes and was not used: otel-limits check lists them."
+
 NONBLOCK: Final = getattr(os, "O_NONBLOCK", 0)
 """Windows has neither this flag nor FIFOs."""
 
@@ -227,6 +229,17 @@ def valid_document(path: str | None = None) -> Document:
     if policy_file.mistakes:
         raise ConfigurationError(policy_file.mistakes)
     return policy_file.document
+
+
+def usable_document() -> tuple[Document, str]:
+    """Return the content of the policy file of this process, for a command that can do without it.
+
+    If it contains mistakes, nothing and a sentence about them.
+    """
+    try:
+        return valid_document(), ""
+    except ConfigurationError:
+        return NO_DOCUMENT, UNUSED
 
 
 def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:

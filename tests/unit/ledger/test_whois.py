@@ -113,6 +113,25 @@ def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
     assert answer["summary"] == "The ledger lacks the name."
 
 
+def test_broken_policy_file_leaves_recorded_keys(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Only unrecorded keys need the file of the environment, and the answer says it."""
+    fill(ledger)
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("defaults: {limits: {max_turn: 3}}\n" + POLICY)
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    answer = asked(capsys, "worker/joe")
+    assert ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1) in rows_of(answer)
+    assert answer["summary"] == (
+        "The ledger contains the name. The policy file contains mistakes and was not used: "
+        "otel-limits check lists them."
+    )
+
+
 def test_a_question_stores_nothing_and_its_answer_has_no_name(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
