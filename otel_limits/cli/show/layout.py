@@ -1,8 +1,8 @@
 """Fits a table to a terminal: nothing is cut without a mark, and no key column is hidden.
 
-Numbers are never cut. If there is too little room, headings are folded, sentences wrapped, names
-shortened in the middle, and then columns hidden: first empty ones, then the widest, never keys. If
-even the keys do not fit, each value has its own line.
+Numbers are never cut. If there is too little room, empty columns are hidden, then headings folded,
+sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
+keys. If even the keys do not fit, each value has its own line.
 
 `rich.table` hides no column, cuts numbers, does not keep the minimum width of several columns, and
 takes 0.5 ms for a row of twelve values, where this takes 0.03 ms.
@@ -113,15 +113,21 @@ def _narrowed(
     """Hide columns until the others fit, and distribute the remaining space."""
     for lane in lanes:
         lane.width = lane.least
-    left_out = []
+    left_out: list[ColumnWidth] = []
+
+    def hide(lane: ColumnWidth) -> None:
+        left_out.append(lane)
+        lanes.remove(lane)
+
+    # A shortened name says less than a whole one, and an empty column says nothing.
+    for lane in sorted(lanes, key=lambda lane: -lane.natural):
+        if lane.is_empty and _needed(lanes, gap, natural=True) > width:
+            hide(lane)
     while _needed(lanes, gap) > width:
-        others = [lane for lane in lanes if lane.is_empty or not lane.column.is_key]
+        others = [lane for lane in lanes if not lane.column.is_key]
         if not others:
             break
-        # Empty columns first, then the widest.
-        least = max(others, key=lambda lane: (lane.is_empty, lane.width))
-        left_out.append(least)
-        lanes = [lane for lane in lanes if lane is not least]
+        hide(max(others, key=lambda lane: lane.width))
     spare = width - _needed(lanes, gap)
     while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
         # The narrowest first, so that all end equally wide, or as wide as they need.

@@ -40,7 +40,9 @@ def show(answer: Answer, *, wide: bool = False) -> None:
         screen.print()
     for table in answer.tables:
         screen.print(Text(table.title, style="bold"))
-        if table.levels:
+        if not table.rows:
+            screen.print("None.")
+        elif table.levels:
             screen.print(_tree(table, screen.width))
         else:
             _print_table(screen, table, None if is_whole else screen.width)
@@ -55,10 +57,6 @@ def show(answer: Answer, *, wide: bool = False) -> None:
 
 
 def _print_table(screen: Console, table: Table, width: int | None) -> None:
-    # On a terminal, headings without rows would look broken.
-    if not table.rows and screen.is_terminal:
-        screen.print("None.")
-        return
     commands = [] if width is None else _commands(table)
     layout = fit(table if width is None else _without_commands(table), width)
     for part, style in ((layout.head, "bold"), (layout.body, ""), (layout.total, "bold")):

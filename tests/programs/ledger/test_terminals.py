@@ -157,14 +157,23 @@ def test_reasons_and_agents_of_stops_stay(width: int, wide_ledger: LedgerFile) -
 
 def test_a_file_has_everything(wide_ledger: LedgerFile) -> None:
     """Where there is no terminal, nothing is left out, whatever COLUMNS says."""
-    command = [sys.executable, "-m", "otel_limits.cli", "audit", *ASKED["spend"]]
-    command += ["--ledger", str(wide_ledger.path)]
+    text = "".join(in_a_file(wide_ledger, "spend"))
+    assert AGENT in text
+    assert MODEL in text
+    assert "Hidden" not in text
+
+
+def in_a_file(ledger: LedgerFile, question: str) -> list[str]:
+    """Return the lines of an answer that are not for a terminal."""
+    command = [sys.executable, "-m", "otel_limits.cli", "audit", *ASKED[question]]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "40"}
+        [*command, "--ledger", str(ledger.path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"COLUMNS": "40"},
     )
-    assert AGENT in done.stdout
-    assert MODEL in done.stdout
-    assert "No room" not in done.stdout
+    return done.stdout.splitlines()
 
 
 def test_many_keys_stand_under_each_other() -> None:
@@ -213,9 +222,14 @@ def test_columns_of_zeros_make_room_first() -> None:
     layout = fit(Table(name="t", title="Spend", columns=columns, rows=rows), 16)
     assert layout.left_out == ["Unpriced"]
     assert "Cost" in layout.head[0]
+    # Also before a name is shortened.
+    rows = [("research-assistant", 0, Decimal(12))]
+    layout = fit(Table(name="t", title="Spend", columns=columns, rows=rows), 33)
+    assert layout.left_out == ["Unpriced"]
+    assert "research-assistant" in layout.body[0]
 
 
 def test_empty_table_is_labeled(wide_ledger: LedgerFile) -> None:
-    """Headings over nothing look as if something were missing."""
-    lines = on_terminal(wide_ledger, 80, "grants")
-    assert lines[lines.index("Quota changes") + 1] == "None."
+    """Headings over nothing look as if something were missing, also in a file."""
+    for lines in (on_terminal(wide_ledger, 80, "grants"), in_a_file(wide_ledger, "grants")):
+        assert lines[lines.index("Quota changes") + 1] == "None."
