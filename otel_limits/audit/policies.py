@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from otel_limits.audit.answer import Answer, Column, Table
@@ -12,7 +12,11 @@ from otel_limits.audit.limits_in_force import OF_AGENTS, Cap, caps_of
 from otel_limits.audit.question import AuditQuery, Question
 from otel_limits.audit.sums import property_of
 
-LIMITS: Final = (Column("day", "Day", "date", is_key=True), *OF_AGENTS)
+LIMITS: Final = (
+    Column("first_day", "First day", "date", is_key=True),
+    Column("last_day", "Last day", "date", is_key=True),
+    *OF_AGENTS,
+)
 
 VERSIONS: Final = (
     Column("at", "First read", "time", is_key=True),
@@ -32,24 +36,46 @@ def policies(inquiry: AuditQuery) -> Answer:
 
     inquiry.require_known()
     connection, selection = inquiry.connection, inquiry.selection
-    found: Counter[tuple[str, str, Cap]] = Counter()
+    days: dict[str, dict[str, Counter[Cap]]] = {}
     for keys, (*stored, invocations) in queries.limits_in_force(connection, selection):
         day = property_of(keys, "day", selection.zone)
+        found = days.setdefault(keys["agent"], {}).setdefault(day, Counter())
         for cap in caps_of(*stored):
-            found[day, keys["agent"], cap] += invocations
-    # As text, since a value may be missing.
-    in_order = sorted(found.items(), key=lambda item: str(item[0]))
+            found[cap] += invocations
+    rows = [
+        (*period, agent, *cap, invocations)
+        for agent, of_agent in days.items()
+        for period, cap, invocations in periods(of_agent)
+    ]
     limits = Table(
         name="limits",
         title="Limits in force",
         columns=LIMITS,
-        rows=[(day, agent, *cap, invocations) for (day, agent, cap), invocations in in_order],
-        note="By the start of the invocation. Imported invocations have no recorded limits. Quotas "
-        "are in `otel-limits audit budget`.",
+        # As text, since a value may be missing.
+        rows=sorted(rows, key=lambda row: (row[2], *map(str, row))),
+        note="By the start of the invocation, on all days between on which the agent ran. Imported "
+        "invocations have no recorded limits. Quotas are in `otel-limits audit budget`.",
     )
     versions = versions_table(queries.policy_versions(connection, selection))
     title = "Policies"
     return Answer(question="policies", title=title, about=inquiry.about, tables=[limits, versions])
+
+
+def periods(days: Mapping[str, Counter[Cap]]) -> Iterator[tuple[tuple[str, str], Cap, int]]:
+    """Yield first and last day, cap and number of invocations of each period of an agent.
+
+    A period ends before a day on which the agent ran without the cap.
+    """
+    current: dict[Cap, tuple[str, str, int]] = {}
+    for day in sorted(days):
+        for cap in [cap for cap in current if cap not in days[day]]:
+            first, last, invocations = current.pop(cap)
+            yield (first, last), cap, invocations
+        for cap, number in days[day].items():
+            first, _, invocations = current.get(cap, (day, day, 0))
+            current[cap] = first, day, invocations + number
+    for cap, (first, last, invocations) in current.items():
+        yield (first, last), cap, invocations
 
 
 def versions_table(found: Iterable[Any]) -> Table:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from otel_limits import disable, enable
+from otel_limits.audit.policies import periods
 from otel_limits.cli import main
 from otel_limits.core.events import Invocation
 from otel_limits.observers.ledger import LedgerObserver
@@ -102,8 +104,24 @@ def test_limits_are_listed_by_agent_and_day(
         ("max_turns", "9", 2),
         ("no limits", None, 1),
     ]
-    assert len({each["day"] for each in rows}) == 1
+    assert len({each[day] for each in rows for day in ("first_day", "last_day")}) == 1
     assert not asked(capsys, "policies", "--where", "agent=b")["limits"]
+
+
+def test_period_of_limit_ends_when_agent_runs_without_it() -> None:
+    """A day without invocations ends none, and a second cap of a day begins its own."""
+    old, new = (("max_turns", cap, "halt", None, None) for cap in ("9", "5"))
+    days = {
+        "2026-11-01": Counter({old: 2}),
+        "2026-11-03": Counter({old: 1, new: 1}),
+        "2026-11-04": Counter({new: 4}),
+        "2026-11-05": Counter({old: 3}),
+    }
+    assert sorted(periods(days)) == [
+        (("2026-11-01", "2026-11-03"), old, 3),
+        (("2026-11-03", "2026-11-04"), new, 5),
+        (("2026-11-05", "2026-11-05"), old, 3),
+    ]
 
 
 def test_versions_of_the_policy_file_are_recorded(
