@@ -153,7 +153,7 @@ def _entry(agent: str, needs: UsageSamples, share: float, headroom: float) -> It
 def _unknown(agent: str, needs: UsageSamples, share: float) -> Iterator[str]:
     """Explain why there is no limit: too low a cap does not show what is needed."""
     halted, all_ = len(needs.halted_turns), len(needs.turns) + len(needs.halted_turns)
-    of_all = pluralize(all_, "invocation was halted", "invocations were halted")
+    of_all = pluralize(all_, "invocation was halted or killed", "invocations were halted or killed")
     turns = pluralize(max(needs.halted_turns), "turn")
     tokens = pluralize(max(needs.halted_tokens), "token")
     yield f"  # {json.dumps(agent)}: {halted:,} of {of_all}, so the limit"

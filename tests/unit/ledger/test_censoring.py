@@ -50,7 +50,7 @@ def test_a_cap_that_was_too_low_suggests_nothing(ledger: LedgerFile, capsys: Out
     write(ledger.address, *entries([1, 2, 3, 4, 5] * 4 + [3, 4], halted=18))
     text, agents = suggested(capsys)
     assert agents == {}
-    assert "18 of 40 invocations were halted" in text
+    assert "18 of 40 invocations were halted or killed" in text
     assert "above 5 turns or 600 tokens" in text
 
 
@@ -64,7 +64,7 @@ def test_half_of_a_thousand_halted_at_fifteen_turns() -> None:
         share=0.99, headroom=0.2, min_invocations=20, about="x",
     )  # fmt: skip
     assert yaml.safe_load(text)["agents"] == {}
-    assert "459 of 1,000 invocations were halted" in text
+    assert "459 of 1,000 invocations were halted or killed" in text
 
 
 def test_the_cap_that_was_in_force_would_halt_the_same_again(
