@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
@@ -143,9 +144,20 @@ def print_table(rows: Sequence[tuple[str, str, str]]) -> None:
     setting, _, source = (max(map(len, column), default=0) for column in zip(*rows, strict=True))
     left = screen.width - setting - min(source, SOURCE) - MARGINS
     table.add_column("Setting", overflow="fold")
-    table.add_column("Value", overflow="fold", max_width=max(left, SOURCE))
+    width = max(left, SOURCE)
+    table.add_column("Value", overflow="fold", max_width=width)
     table.add_column("From", overflow="fold")
     for variable, value, origin in rows:
         style = "dim" if origin == DEFAULT else "bold"
-        table.add_row(variable, Text(value), Text(origin), style=style)
+        table.add_row(variable, Text(folded(value, width)), Text(origin), style=style)
     screen.print(table)
+
+
+def folded(value: str, width: int) -> str:
+    """Break a value into lines behind its commas, so that no number or name is cut."""
+    lines = [""]
+    for part in re.findall(r"[^,]*,|[^,]+", value):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

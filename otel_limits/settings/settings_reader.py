@@ -69,9 +69,13 @@ class Reading:
     """About variables of other products that may be misspelled settings."""
 
     @property
-    def given(self) -> int:
-        """The number of settings that variables or options set."""
-        return sum(source in (ENVIRONMENT, OPTION) for source in self.sources.values())
+    def given(self) -> tuple[str, ...]:
+        """The variables and options that set something, as they are written."""
+        return tuple(
+            self.written(name)
+            for name, source in self.sources.items()
+            if source in (ENVIRONMENT, OPTION)
+        )
 
     def written(self, name: str) -> str:
         """Return how a setting is written where it is set: as an option or as a variable."""

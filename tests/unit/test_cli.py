@@ -11,6 +11,7 @@ import pytest
 
 from otel_limits import docs
 from otel_limits.cli import main, run_command
+from otel_limits.cli.check import folded
 from otel_limits.core.values import BOOLEAN
 from otel_limits.settings.children import ON_PATH, environment_for_run
 from otel_limits.settings.table import SETTINGS
@@ -207,6 +208,12 @@ def test_values_are_shown_whole_and_as_variables_have_them(
     """Printed values can be set again; nothing is cut off."""
     monkeypatch.setenv(variable, value)
     assert check()[1][variable].split(maxsplit=1)[0] == expected
+
+
+def test_long_value_is_broken_behind_commas() -> None:
+    """A number in two halves would be read as another."""
+    value = "cache_read=1.25,input=2.50,output=10.00"
+    assert folded(value, 38).splitlines() == ["cache_read=1.25,input=2.50,", "output=10.00"]
 
 
 def test_elsewhere_settings_are_plain_text(

@@ -30,7 +30,7 @@ they refer to.
 Only frameworks that your program imports are probed, according to its source, which is read and not
 run. If no import is found, each installed framework is probed.
 
-Each check prints ok, FAIL, or - if not configured. The exit status is 0 only if the agent was
+Each check prints ok, warn, FAIL, or - if not configured. The exit status is 0 only if the agent was
 halted and no check failed.
 """
 

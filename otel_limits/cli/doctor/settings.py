@@ -32,6 +32,12 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS: Final = 5
 
+NAMED: Final = 3
+"""More settings are only counted."""
+
+PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
+"""A key that is not in use. Reading it runs a script and writes nothing."""
+
 
 def disabled(context: Context) -> Iterator[Finding]:
     """Report that otel-limits is disabled."""
@@ -46,7 +52,9 @@ def values(context: Context) -> Iterator[Finding]:
     for mistake in (*reading.mistakes, *reading.warnings):
         yield fail("settings", mistake)
     if not reading.mistakes:
-        yield ok("settings", f"{reading.given} set, all valid.", "otel-limits check shows them.")
+        named = f" ({', '.join(reading.given)})" if 0 < len(reading.given) <= NAMED else ""
+        text = f"{len(reading.given)} set{named}, all valid."
+        yield ok("settings", text, "otel-limits check shows them.")
 
 
 def policy(context: Context) -> Iterator[Finding]:
