@@ -74,7 +74,9 @@ def anomalies(inquiry: AuditQuery, by: Sequence[str], min_days: int) -> Answer:
             columns=(*inquiry.key_columns(by, COLUMNS[name]), *COLUMNS[name]),
             rows=[_written(name, row) for row in _found(series, min_days, today)],
             note=f"Groups with fewer than {pluralize(min_days, 'day')} are left out; today is "
-            "only checked for high values.",
+            "only checked for high values. The score is the distance from the usual value, in "
+            "standard deviations that outliers hardly change; a day is listed above "
+            f"{OUTSIDE:g}.",
         )
         for name, series in every.items()
     ]

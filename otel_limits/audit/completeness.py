@@ -95,8 +95,8 @@ def _verdict(
         verdict = f"Incomplete: {uncounted};" if uncounted else "Complete:"
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
-    verdict = f"Incomplete: {uncounted};" if uncounted else "Complete in sum:"
-    return f"{verdict} {sums}; otel-limits audit verify checks each"
+    verdict = f"Incomplete: {uncounted};" if uncounted else "Totals match:"
+    return f"{verdict} {sums}; to check each row: otel-limits audit verify"
 
 
 def _amounts(found: Balance) -> str:

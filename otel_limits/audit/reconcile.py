@@ -72,8 +72,8 @@ ENDS: Final = (AGENT, Column("reason", "Stop reason", is_key=True), *_figures("c
 NOTE: Final = (
     "Prometheus has the time of scrapes, not of calls. The lower figure is what its samples "
     "prove to be within the window; the upper one includes what may be, at both ends and during "
-    "gaps. A difference is what the ledger has outside of both. Counts after the "
-    "last scrape of a process are missing in Prometheus."
+    "gaps. A difference is how far the ledger is outside this range. Counts after "
+    "the last scrape of a process are missing in Prometheus."
 )
 
 

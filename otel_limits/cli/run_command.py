@@ -34,8 +34,8 @@ Run a program with limits on all its agents.
 
 Options override OTEL_LIMITS_* variables in the environment. Invalid settings are reported
 before the program starts (exit status 2). The program then replaces this process, so signals and
-exit status are its own. Limits also apply to Python programs it starts. For details of each
-setting, run `otel-limits docs settings`.
+exit status are its own. Limits also apply to Python programs it starts. A budget tree is an
+invocation and all agents it starts. For details of each setting, run `otel-limits docs settings`.
 """
 
 NOTICE: Final = (

@@ -25,7 +25,9 @@ Show live activity, spend and limit utilization of all agents.
 
 Reads /metrics endpoints or a Prometheus server every second. By default it reads port
 OTEL_LIMITS_PROMETHEUS_PORT (or 9464) of this machine. Press ? for the keys that sort, filter and
-kill.
+kill. Agents need a port, too:
+
+  otel-limits run --prometheus-port 9464 -- python app.py
 
   otel-limits top --scrape worker-1:9464 worker-2:9464
   otel-limits top --prometheus http://localhost:9090

@@ -124,7 +124,7 @@ def test_total_of_an_agent_counts_until_its_calls_are_known(
     assert sorted(each["input_tokens"] + each["output_tokens"] for each in calls) == counted
     answer = spent(capsys)
     assert "uncounted" not in answer
-    assert answer["complete"].startswith("Complete in sum: ")
+    assert answer["complete"].startswith("Totals match: ")
     assert main(["audit", "verify"]) == 0
 
 
