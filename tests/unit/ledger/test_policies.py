@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits import disable, enable
+from otel_limits.audit.limits_in_force import Cap
 from otel_limits.audit.policies import periods
 from otel_limits.cli import main
 from otel_limits.core.events import Invocation
@@ -110,8 +111,9 @@ def test_limits_are_listed_by_agent_and_day(
 
 def test_period_of_limit_ends_when_agent_runs_without_it() -> None:
     """A day without invocations ends none, and a second cap of a day begins its own."""
-    old, new = (("max_turns", cap, "halt", None, None) for cap in ("9", "5"))
-    days = {
+    old: Cap = ("max_turns", "9", "halt", None, None)
+    new: Cap = ("max_turns", "5", "halt", None, None)
+    days: dict[str, Counter[Cap]] = {
         "2026-11-01": Counter({old: 2}),
         "2026-11-03": Counter({old: 1, new: 1}),
         "2026-11-04": Counter({new: 4}),
