@@ -1,6 +1,6 @@
 """Fits a table to a terminal: nothing is cut without a mark, and no key column is hidden.
 
-Numbers are never cut. If there is too little room, empty columns are hidden, then headings folded,
+Numbers are never cut. If there is too little room, headings are folded, empty columns hidden,
 sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
 keys. If even the keys do not fit, each value has its own line.
 
@@ -50,6 +50,8 @@ class ColumnWidth:
     is_empty: bool = False
     """Whether it contains only zeros and unknown values."""
     natural: int = 0
+    folded: int = 0
+    """Width of its whole values below a folded heading; sentences wrap, and an ID is shortened."""
     least: int = 0
     width: int = 0
 
@@ -59,6 +61,7 @@ class ColumnWidth:
         self.natural = self.width = max(cell_len(self.column.title), longest)
         word = max(map(cell_len, self.column.title.split()), default=0)
         self.least = max(word, min(longest, LEAST.get(self.column.kind, longest)))
+        self.folded = max(word, longest) if self.column.kind == "text" else self.least
 
 
 def fit(table: Table, width: int | None) -> Layout:
@@ -76,16 +79,16 @@ def fit(table: Table, width: int | None) -> Layout:
     texts = list(zip(*(lane.cells for lane in lanes), strict=True))
     gap = 1 if width is not None and width < COMPACT else 2
     left_out: list[str] = []
-    if width is not None and _needed(lanes, gap, natural=True) > width:
+    if width is not None and _needed([lane.natural for lane in lanes], gap) > width:
         lanes, left_out = _narrowed(lanes, gap, width)
-        if _needed(lanes, gap) > width:
+        if _needed([lane.width for lane in lanes], gap) > width:
             return _one_by_one(table, texts, width)
     lines = [
         list(_row([_part(*cell) for cell in zip(cells, lanes, strict=True)], lanes, gap))
         for cells in zip(*(lane.cells for lane in lanes), strict=True)
     ]
     head = [*_row([wrapped(lane.column.title, lane.width) for lane in lanes], lanes, gap)]
-    rule = RULE * (sum(lane.width for lane in lanes) + gap * (len(lanes) - 1))
+    rule = RULE * _needed([lane.width for lane in lanes], gap)
     has_total = table.total is not None
     body = lines[: len(lines) - 1] if has_total else lines
     return Layout(
@@ -103,16 +106,14 @@ def printable(text: str) -> str:
     return "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text)
 
 
-def _needed(lanes: Sequence[ColumnWidth], gap: int, *, natural: bool = False) -> int:
-    return sum(lane.natural if natural else lane.width for lane in lanes) + gap * (len(lanes) - 1)
+def _needed(widths: Sequence[int], gap: int) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def _narrowed(
     lanes: list[ColumnWidth], gap: int, width: int
 ) -> tuple[list[ColumnWidth], list[str]]:
     """Hide columns until the others fit, and distribute the remaining space."""
-    for lane in lanes:
-        lane.width = lane.least
     left_out: list[ColumnWidth] = []
 
     def hide(lane: ColumnWidth) -> None:
@@ -120,15 +121,17 @@ def _narrowed(
         lanes.remove(lane)
 
     # A shortened name says less than a whole one, and an empty column says nothing.
-    for lane in sorted(lanes, key=lambda lane: -lane.natural):
-        if lane.is_empty and _needed(lanes, gap, natural=True) > width:
+    for lane in sorted(lanes, key=lambda lane: -lane.folded):
+        if lane.is_empty and _needed([lane.folded for lane in lanes], gap) > width:
             hide(lane)
-    while _needed(lanes, gap) > width:
+    for lane in lanes:
+        lane.width = lane.least
+    while _needed([lane.width for lane in lanes], gap) > width:
         others = [lane for lane in lanes if not lane.column.is_key]
         if not others:
             break
         hide(max(others, key=lambda lane: lane.width))
-    spare = width - _needed(lanes, gap)
+    spare = width - _needed([lane.width for lane in lanes], gap)
     while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
         # The narrowest first, so that all end equally wide, or as wide as they need.
         narrowest = min(growing, key=lambda lane: (lane.column.kind in NUMBERS, lane.width))
