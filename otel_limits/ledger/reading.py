@@ -93,7 +93,8 @@ def _require_ledger_file(file: Path, address: Address) -> None:
     """
     if not file.exists():
         raise LedgerError(
-            f"No ledger found at {address}. Set one with --ledger or OTEL_LIMITS_LEDGER."
+            f"No ledger found at {address}. A program under otel-limits run creates one. Name "
+            "another with --ledger or OTEL_LIMITS_LEDGER."
         )
     if file.is_dir():
         raise LedgerError(f"{address} is a directory. Use a file in it, e.g. {file / 'ledger.db'}")

@@ -208,7 +208,8 @@ def port(context: Context) -> Iterator[Finding]:
     """Report whether the metrics port can be served."""
     host, port = context.settings.prometheus_host, context.settings.prometheus_port
     if port is None:
-        yield skipped("metrics port", "OTEL_LIMITS_PROMETHEUS_PORT is not set.")
+        text = "OTEL_LIMITS_PROMETHEUS_PORT is not set; otel-limits top needs it."
+        yield skipped("metrics port", text)
         return
     shown = f"{redact_url(host)} port {port}"
     try:
