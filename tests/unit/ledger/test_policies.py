@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits import disable, enable
-from otel_limits.audit.limits_in_force import Cap
 from otel_limits.audit.policies import periods
 from otel_limits.cli import main
 from otel_limits.core.events import Invocation
@@ -23,6 +22,7 @@ from tests.ledger.book import Entry, stop_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from otel_limits.audit.limits_in_force import Cap
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
 
