@@ -127,7 +127,7 @@ OUTCOMES: Final = (
     Column("agent", "Agent", is_key=True),
     Column("invocations", "Invocations", "count"),
     Column("halted", "Would-be halts", "count", is_key=True),
-    Column("cut_successes", "Of successful ones", "count"),
+    Column("cut_successes", "Of successful ones", "count", is_key=True),
     Column("unknown", "Unknown", "count"),
     Column("halted_share_low", "Halt rate from", "share"),
     Column("halted_share_high", "to", "share"),

@@ -27,7 +27,8 @@ ELLIPSIS: Final = "…"
 LEAST: Final[Mapping[CellKind, int]] = {"text": 12, "id": 9, "sentence": 24}
 """Minimum characters kept of a value. An ID keeps its first ones: `show` accepts eight."""
 RULE: Final = "─"
-NOTHING: Final = (None, "", 0)
+UNKNOWN: Final = (None, "")
+NOTHING: Final = (*UNKNOWN, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class ColumnWidth:
     column: Column
     cells: list[str]
     is_empty: bool = False
-    """Whether it contains only zeros and unknown values."""
+    """Whether it contains only unknown values, and zeros unless it is a main result."""
     natural: int = 0
     folded: int = 0
     """Width of its whole values below a folded heading; sentences wrap, and an ID is shortened."""
@@ -72,7 +73,8 @@ def fit(table: Table, width: int | None) -> Layout:
         ColumnWidth(
             column,
             [printable(text) for text in column_texts(values, column.kind)],
-            all(value in NOTHING for value in values),
+            # A main result of 0 is one.
+            all(value in (UNKNOWN if column.is_key else NOTHING) for value in values),
         )
         for column, values in zip(table.columns, columns, strict=True)
     ]
