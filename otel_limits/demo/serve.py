@@ -15,6 +15,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+
 from otel_limits.bindings.probing import release
 from otel_limits.demo.live_fleet import BURNING, LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS
@@ -150,6 +153,9 @@ def start(directory: Path, host: str, port: int) -> None:
         }
     ).settings
     RUNTIME.start(settings, policy_file=PolicyFile(policy))
+    if type(trace.get_tracer_provider()) is trace.ProxyTracerProvider:
+        # Exports nothing. Without it, all spans of the fleet would be reported as missing.
+        trace.set_tracer_provider(TracerProvider())
 
 
 def _why(error: OSError, port: int) -> str:

@@ -230,7 +230,13 @@ def decisions(name: str, decision: str, per_minute: Minutely, before: float = 0)
 
 
 QUOTAS: Final = OrdinaryDay(
-    ("QuotaNearlyUsed", "QuotaStoreDown", "QuotaOutageRefusals"),
+    (
+        "QuotaNearlyUsed",
+        "QuotaExceeded",
+        "QuotaExceededRepeatedly",
+        "QuotaStoreDown",
+        "QuotaOutageRefusals",
+    ),
     [
         # Nearly used up at midnight, and each hour; reservations exceed the rest.
         quota("daily", lambda minute: minute / DAY * 870, 1000, lambda _: 60 * DAY, 300),
@@ -240,10 +246,12 @@ QUOTAS: Final = OrdinaryDay(
         quota("slots", lambda _: 0, 4, lambda _: 2 * 60 * DAY, 4),
         decisions("daily", "admitted", traffic),
         decisions("hourly", "admitted", traffic),
-        decisions("hourly", "gave_up", lambda minute: 0.1 * traffic(minute)),
+        decisions("hourly", "observed", lambda minute: 0.1 * traffic(minute)),
         decisions("slots", "admitted", traffic),
-        decisions("slots", "refused", lambda minute: 3 * traffic(minute)),
-        # Of an outage of yesterday.
+        decisions("slots", "waited", lambda minute: 3 * traffic(minute)),
+        # Of yesterday, and of an outage of yesterday.
+        decisions("daily", "refused", lambda _: 0, 9),
+        decisions("daily", "gave_up", lambda _: 0, 9),
         decisions("daily", "degraded_grace_admitted", lambda _: 0, 9),
         decisions("daily", "degraded_denied", lambda _: 0, 9),
     ],
