@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import LONG_STEP, SECONDS, SHARE, SHORT, USD, Target
+from dashboards.panels import COUNT, INVOCATIONS, LONG_STEP, SECONDS, SHARE, SHORT, USD, Target
 from dashboards.queries import HOUR, RANGE
 
 HALT_RATE_COLOURS: Final = ((None, "green"), (0.1, "orange"), (0.25, "red"))
@@ -30,14 +30,14 @@ LAST_HOUR: Final = (
     panels.number(
         "Invocations in progress",
         "Started but not finished.",
-        SHORT,
+        COUNT,
         queries.or_zero(f"sum({queries.IN_PROGRESS})"),
         width=6,
     ),
     panels.number(
         "Processes not enforcing",
         "otel-limits is enabled but cannot halt agents. See the process log.",
-        SHORT,
+        COUNT,
         queries.NOT_ENFORCING,
         steps=((None, "green"), (1, "red")),
         width=6,
@@ -53,7 +53,7 @@ LAST_HOUR: Final = (
     panels.ranking(
         "Top halts by agent and reason, last hour",
         "Invocations that otel-limits ended.",
-        SHORT,
+        COUNT,
         Target(
             queries.top(7, queries.sum_total(queries.HALTS, HOUR, "agent", "reason")),
             "{{agent}}: {{reason}}",
@@ -90,7 +90,7 @@ SELECTED_RANGE: Final = (
     panels.number(
         "Finished invocations",
         "For any reason, in the selected range.",
-        SHORT,
+        INVOCATIONS,
         queries.or_zero(queries.sum_total(queries.STOPS, RANGE)),
     ),
     panels.number(
@@ -122,10 +122,10 @@ STOP_REASONS: Final = (
     ),
     panels.bars(
         "Finished invocations by stop reason",
-        "Excludes would-be halts, which have their own panel.",
+        "Would-be: reached that limit and continued, because the action is observe.",
         "invocations",
-        Target(queries.per_bar(queries.HALTS, "reason"), "{{reason}}"),
-        Target(queries.per_bar(queries.NATURAL_ENDS, "reason"), "{{reason}}"),
+        Target(queries.per_bar(queries.ENDS, "reason"), "{{reason}}"),
+        Target(queries.per_bar(queries.WOULD_BE_HALTS, "reason"), "{{reason}} would-be"),
     ),
     panels.lines(
         "Halt rate by agent",
@@ -155,22 +155,24 @@ STOP_REASONS: Final = (
 LIMIT_UTILIZATION: Final = (
     panels.lines(
         "Limit utilization, p95",
-        "By limit. Values near 100% mean halts are likely.",
+        f"By limit. Values near 100% mean halts are likely. {panels.ESTIMATED}",
         SHARE,
         Target(queries.quantile(0.95, queries.BUDGET_USED, "limit"), "{{limit}}"),
         step=LONG_STEP,
     ),
     panels.lines(
         "Turns per invocation, p95",
-        "By agent. A turn is one model response and the tool calls it requests.",
+        "By agent. A turn is one model response and the tool calls it requests. "
+        f"{panels.ESTIMATED}",
         SHORT,
         Target(queries.quantile(0.95, queries.INVOCATION_TURNS, "agent"), "{{agent}}"),
         axis="turns",
         step=LONG_STEP,
+        is_whole=True,
     ),
     panels.lines(
         "Invocation duration, p95",
-        "By agent, from start to result.",
+        f"By agent, from start to result. {panels.ESTIMATED}",
         SECONDS,
         Target(queries.quantile(0.95, queries.INVOCATION_DURATION, "agent"), "{{agent}}"),
         step=LONG_STEP,
@@ -178,7 +180,7 @@ LIMIT_UTILIZATION: Final = (
     panels.ranking(
         "Top tools by calls",
         "Includes refused calls.",
-        SHORT,
+        COUNT,
         Target(queries.top(10, queries.sum_total(queries.TOOL_CALLS, RANGE, "tool")), "{{tool}}"),
     ),
 )

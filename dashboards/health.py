@@ -5,9 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import SECONDS, SHORT, Target
+from dashboards.panels import COUNT, SECONDS, SHORT, Target
 from dashboards.queries import RANGE
-from otel_limits.core.limits import LIMITS
+from otel_limits.core.limits import LIMITS, SHARED_LIMITS
+
+LIMITS_WITH_UNITS: Final = {
+    f"{prefix}{name}": f"{prefix}{name} ({LIMITS[name].unit})"
+    for prefix, names in (("", tuple(LIMITS)), *SHARED_LIMITS.items())
+    for name in names
+}
 
 RED_FROM_ONE: Final = ((None, "green"), (1, "red"))
 
@@ -15,14 +21,14 @@ OVERVIEW: Final = (
     panels.number(
         "Reporting processes",
         "Processes with metrics in this Prometheus.",
-        SHORT,
+        COUNT,
         queries.or_zero(f"count({queries.BUILDS})"),
         width=5,
     ),
     panels.number(
         "Processes not enforcing",
         "otel-limits is enabled but cannot halt agents. See the process log.",
-        SHORT,
+        COUNT,
         queries.NOT_ENFORCING,
         steps=RED_FROM_ONE,
         width=5,
@@ -30,7 +36,7 @@ OVERVIEW: Final = (
     panels.number(
         "Processes with a rejected policy file",
         "They still use the previous version.",
-        SHORT,
+        COUNT,
         queries.or_zero(f"count({queries.POLICY_VALID} == 0)"),
         steps=RED_FROM_ONE,
         width=6,
@@ -38,14 +44,14 @@ OVERVIEW: Final = (
     panels.number(
         "Internal errors",
         "In the selected range. Suppressed; agents are unaffected.",
-        SHORT,
+        COUNT,
         queries.or_zero(queries.sum_total(queries.INTERNAL_ERRORS, RANGE)),
         steps=RED_FROM_ONE,
     ),
     panels.number(
         "Dropped events",
         "In the selected range. Lost because an observer failed or fell behind.",
-        SHORT,
+        COUNT,
         queries.or_zero(queries.sum_total(queries.DROPPED, RANGE)),
         steps=RED_FROM_ONE,
     ),
@@ -95,13 +101,13 @@ CONFIGURATION: Final = (
         SHORT,
         Target(f"max by (agent, limit) ({queries.LIMITS})"),
         value="configured value",
-        shown={name: f"{name} ({limit.unit})" for name, limit in LIMITS.items()},
+        shown=LIMITS_WITH_UNITS,
         width=16,
     ),
     panels.listing(
         "Processes by version",
         "Version of otel-limits.",
-        SHORT,
+        COUNT,
         Target(f"count by (version) ({queries.BUILDS})"),
         value="processes",
         width=8,

@@ -28,6 +28,9 @@ from grafana_foundation_sdk.models import text as text_models
 
 DATASOURCE: Final = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
+SHARED: Final = "(tree_|conversation_)?"
+"""Prefix of a limit that several invocations share: it has the same reason."""
+
 COLOURS: Final = {
     "max_turns": "#2f6fd6",
     "max_iterations": "#5b57d1",
@@ -52,10 +55,22 @@ COLOURS: Final = {
 Orange and red only mean that a value is above a threshold.
 """
 
-REFUSED_COLOUR: Final = "#a9b4c4"
-"""Of tool calls that a limit refused."""
+BAR_TIMES: Final = (
+    "Bars begin at full steps: the first may begin before the selected range, and the last of a past "
+    "range ends after it."
+)
+
+ESTIMATED: Final = "Estimated within the buckets of a histogram."
+
+MARKED: Final = {" refused": "#a9b4c4", " would-be": "#8fb3a0"}
+"""Of tool calls that a limit refused, and of halts that the action observe left out, by the end of
+their names.
+"""
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
+COUNT: Final = "locale"
+"""Of whole events: all digits, as numbers beside each other must be equal."""
+INVOCATIONS, TOKENS = "suffix:invocations", "count:tokens"
 
 MIN_STEP: Final = "5m"
 """Five scrapes at the default scrape interval of Prometheus, one minute."""
@@ -115,6 +130,7 @@ def lines(
     *targets: Target,
     axis: str = "",
     step: str = MIN_STEP,
+    is_whole: bool = False,
     **layout: Any,
 ) -> Any:
     """Make a graph of values over time; `axis` says what a plain number counts."""
@@ -128,6 +144,8 @@ def lines(
         .axis_label(axis)
         .interval(step)
     )
+    if is_whole:
+        panel = panel.decimals(0)
     calcs = ["lastNotNull", "max"]
     return _over_time(panel, Heading(title, description, unit), targets, calcs, **layout)
 
@@ -145,7 +163,8 @@ def bars(title: str, description: str, counted: str, *targets: Target, **layout:
         .interval(MIN_STEP)
         .decimals(0)
     )
-    return _over_time(panel, Heading(title, description, SHORT), targets, ["sum"], **layout)
+    heading = Heading(title, f"{description} {BAR_TIMES}", COUNT)
+    return _over_time(panel, heading, targets, ["sum"], **layout)
 
 
 def number(
@@ -167,6 +186,8 @@ def number(
         .thresholds(_thresholds(steps))
         .no_value(nothing)
     )
+    if unit == INVOCATIONS:
+        panel = panel.mappings(_texts({"1": "1 invocation"}))
     heading = Heading(title, description, unit)
     return _finish(panel, heading, [Target(query)], "instant", **{"width": 4, "height": 4} | layout)
 
@@ -227,8 +248,7 @@ def listing(
         .no_value("None")
     )
     if shown:
-        texts = {text: models.ValueMappingResult(text=other) for text, other in shown.items()}
-        panel = panel.mappings([models.ValueMap(options=texts)])
+        panel = panel.mappings(_texts(shown))
     return _finish(panel, Heading(title, description, unit), [target], "table", **layout)
 
 
@@ -243,6 +263,12 @@ def note(title: str, description: str, content: str, *, width: int = 24, height:
         .span(width)
         .height(height)
     )
+
+
+def _texts(shown: Mapping[str, str]) -> list[Any]:
+    """Map values to texts that are shown instead."""
+    texts = {text: models.ValueMappingResult(text=other) for text, other in shown.items()}
+    return [models.ValueMap(options=texts)]
 
 
 def row(title: str) -> Any:
@@ -277,10 +303,11 @@ def _coloured(panel: Any, *targets: Target) -> Any:
     legends = [target.legend for target in targets]
     if not any(legend.endswith(("{{reason}}", "{{limit}}")) for legend in legends):
         return panel
-    mode = "fixed" if set(legends) == {"{{reason}}"} else "shades"
-    colours = {f"/(^|: ){name}$/": colour for name, colour in COLOURS.items()}
-    if any(legend.endswith(" refused") for legend in legends):
-        colours["/ refused$/"] = REFUSED_COLOUR
+    mode = "fixed" if all(legend.startswith("{{reason}}") for legend in legends) else "shades"
+    colours = {f"/(^|: ){SHARED}{name}$/": colour for name, colour in COLOURS.items()}
+    for end, colour in MARKED.items():
+        if any(legend.endswith(end) for legend in legends):
+            colours[f"/{end}$/"] = colour
     for pattern, colour in colours.items():
         own = models.DynamicConfigValue("color", {"mode": mode, "fixedColor": colour})
         panel = panel.override_by_regexp(pattern, [own])
@@ -345,8 +372,8 @@ def _query(ref_id: str, target: Target, form: Form) -> Any:
 
 
 def _counting(panel: Any, unit: str) -> Any:
-    """Round counts: Prometheus extrapolates increases to fractions."""
-    return panel.decimals(0) if unit == SHORT else panel
+    """Round counts: Prometheus extrapolates the increases of a process that restarted."""
+    return panel.decimals(0) if unit in (COUNT, INVOCATIONS) else panel
 
 
 def _thresholds(steps: Steps) -> Any:

@@ -117,7 +117,7 @@ def _by(labels: tuple[str, ...]) -> str:
 STOPS: Final = select("otel_limits_stops_total", AGENT)
 HALTS: Final = select("otel_limits_stops_total", AGENT, ENFORCED, REASON)
 WOULD_BE_HALTS: Final = select("otel_limits_stops_total", AGENT, OBSERVED, REASON)
-NATURAL_ENDS: Final = select("otel_limits_stops_total", AGENT, REASON, 'action="none"')
+ENDS: Final = select("otel_limits_stops_total", AGENT, REASON, 'action!="observed"')
 UNFINISHED: Final = select("otel_limits_stops_total", AGENT, 'reason=~"aborted|evicted"')
 BUDGET_USED: Final = select("otel_limits_budget_used_ratio", AGENT)
 INVOCATION_TURNS: Final = select("otel_limits_invocation_turns", AGENT)
@@ -157,14 +157,17 @@ def halt_rate(window: str) -> str:
     return or_zero(ratio(sum_total(HALTS, window), sum_total(STOPS, window)))
 
 
-QUOTA_SHARE: Final = (
-    f"max by (quota, key) (({QUOTA_USED} + {QUOTA_RESERVED}) / ({QUOTA_LIMIT} > 0)"
-    f" and {QUOTA_RESETS} > time())"
+_SHARE: Final = (
+    f"({QUOTA_USED} + {QUOTA_RESERVED}) / ({QUOTA_LIMIT} > 0) and {QUOTA_RESETS} > time()"
 )
+QUOTA_SHARE: Final = f"max by (quota, key) ({_SHARE})"
 """Used or reserved share of each quota, as reported by the process that saw most of it.
 
 A process that has not used the quota since its window ended reports nothing of the present one.
 """
+
+QUOTA_PEAK: Final = f"max by (quota, key) (max_over_time(({_SHARE})[{STEP}:]))"
+"""The highest in each step: a window that is as long as a step would be seen at its reset only."""
 
 TIME_UNTIL_RESET: Final = f"max by (quota, key) ({QUOTA_RESETS} > time()) - time()"
 

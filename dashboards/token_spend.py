@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from dashboards import panels, queries
-from dashboards.panels import LONG_STEP, SECONDS, SHARE, SHORT, USD, Target
+from dashboards.panels import LONG_STEP, SECONDS, SHARE, SHORT, TOKENS, USD, Target
 from dashboards.queries import RANGE
 
 SELECTED_RANGE: Final = (
@@ -27,7 +27,7 @@ SELECTED_RANGE: Final = (
     panels.number(
         "Tokens",
         "Input and output tokens.",
-        SHORT,
+        TOKENS,
         queries.or_zero(queries.sum_total(queries.TOKENS, RANGE)),
         width=5,
     ),
@@ -102,7 +102,7 @@ TOKEN_USAGE: Final = (
     ),
     panels.lines(
         "Tokens per invocation, p95",
-        "By agent, input and output tokens.",
+        f"By agent, input and output tokens. {panels.ESTIMATED}",
         SHORT,
         Target(queries.quantile(0.95, queries.INVOCATION_TOKENS, "agent"), "{{agent}}"),
         axis="tokens",
@@ -114,9 +114,10 @@ TOKEN_USAGE: Final = (
 QUOTAS: Final = (
     panels.lines(
         "Quota utilization",
-        f"Used plus reserved. Calls that do not fit wait or are refused. {panels.HASHED_KEYS}",
+        "Used plus reserved, the highest in each step. Calls that do not fit wait or are refused. "
+        f"{panels.HASHED_KEYS}",
         SHARE,
-        Target(queries.QUOTA_SHARE, "{{quota}}: {{key}}"),
+        Target(queries.QUOTA_PEAK, "{{quota}}: {{key}}"),
     ),
     panels.listing(
         "Time until quota reset",
@@ -132,6 +133,7 @@ QUOTAS: Final = (
         SHORT,
         Target(f"sum by (quota) ({queries.QUOTA_WAITING})", "{{quota}}"),
         axis="calls",
+        is_whole=True,
     ),
     panels.bars(
         "Quota decisions other than admitted",

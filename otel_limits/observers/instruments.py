@@ -178,7 +178,7 @@ INVOCATION_DURATION: Final = MetricSpec(
     help="Duration of finished invocations, in seconds.",
     unit="s",
     kind="histogram",
-    buckets=(0.5, 2.0, 5.0, 15.0, 60.0, 300.0, 1800.0),
+    buckets=tuple(map(float, (1, 2, 5, 10, 20, 30, 60, 120, 240, 480, 900, 1800, 3600))),
 )
 BUDGET_USED: Final = MetricSpec(
     name="otel_limits_budget_used_ratio",
@@ -186,7 +186,8 @@ BUDGET_USED: Final = MetricSpec(
     help="Fraction of a limit used at the end of an invocation, by its whole task; 1 or more when "
     "reached.",
     kind="histogram",
-    buckets=(0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
+    # With 0.0, quantiles of a limit that nothing uses are 0, and not within the first bucket.
+    buckets=(0.0, 0.25, 0.5, 0.8, 0.9, 0.95, 1.0, 1.25),
 )
 LIMIT: Final = MetricSpec(
     name="otel_limits_limit",

@@ -33,6 +33,9 @@ ROW_INCHES: Final = 0.36
 
 TABLE_ROW_INCHES: Final = 0.19
 
+STAT_POINTS: Final = 60
+"""Font size of one letter in a panel that is one column wide; Grafana lets numbers fit, too."""
+
 MINUTE, DAY, MAX_TICKS, MAX_VALUE_TICKS = 60.0, 86400.0, 7, 6
 TICK_SECONDS: Final = (
     *(1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800),
@@ -105,7 +108,7 @@ def _value_ticks(unit: str, highest: float, *, is_flat: bool) -> ticker.Locator:
     if unit == "s" and highest >= TICK_SECONDS[0]:
         step = next((each for each in TICK_SECONDS if highest / each <= MAX_VALUE_TICKS), DAY)
         return ticker.MultipleLocator(step)
-    return ticker.MaxNLocator(5, integer=is_flat or unit == "short")
+    return ticker.MaxNLocator(5, integer=is_flat or unit in {"short", "locale"})
 
 
 def _stack(plot: Plot, colours: Mapping[str, str]) -> None:
@@ -161,13 +164,14 @@ def stat(plot: Plot) -> None:
     """Write one number, in the colour of its threshold."""
     plot.axes.axis("off")
     value = plot.lines[0][1].last
+    text = plot.write(value)
     plot.axes.text(
         0.5,
         0.42,
-        plot.write(value),
+        text,
         ha="center",
         va="center",
-        fontsize=30,
+        fontsize=min(30, STAT_POINTS * plot.panel.width / len(text)),
         fontweight="bold",
         color=NAMED[plot.panel.colour_at(value)],
     )

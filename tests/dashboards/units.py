@@ -11,6 +11,13 @@ DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0
 
 def written(value: float, unit: str, decimals: int | None = None) -> str:
     """Write a value in the unit of its panel."""
+    kind, _, name = unit.partition(":")
+    if kind == "suffix":
+        return f"{value:.{decimals or 0}f} {name}"
+    if kind == "count":
+        return f"{_short(value).replace(' ', '').replace('Mil', 'M').replace('Bil', 'B')} {name}"
+    if unit == "locale":
+        return f"{value:,.{decimals or 0}f}"
     if unit == "short" and decimals is not None and abs(value) < THOUSAND:
         return f"{value:.{decimals}f}"
     if unit == "percentunit":

@@ -56,6 +56,9 @@ RECORDED = [
     [
         (999.4, "short", "999"),
         (999.7, "short", "1 K"),
+        (1_432.0, "locale", "1,432"),
+        (1_432.0, "suffix:invocations", "1432 invocations"),
+        (14_320_000.0, "count:tokens", "14.3M tokens"),
         (999_999.0, "short", "1 Mil"),
         (9.997, "percentunit", "1 K %"),
         (59.97, "s", "1 min"),

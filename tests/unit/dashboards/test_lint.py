@@ -51,8 +51,11 @@ EXPRESSIONS = {
 }
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
-UNITS = {"short", "percentunit", "currencyUSD", "s"}
-"""Grafana units in use, all of them known to the linter."""
+UNITS = {
+    *("short", "locale", "percentunit", "currencyUSD", "s"),
+    *("suffix:invocations", "count:tokens"),
+}
+"""Grafana units in use: known ones, and two custom ones."""
 
 SUFFIXES = ("", "_bucket", "_sum", "_count")
 SERIES = {
@@ -222,7 +225,7 @@ def is_red_or_orange(colour: str) -> bool:
 def test_plain_numbers_on_an_axis_have_a_name(panel: dict[str, Any]) -> None:
     """Percent, USD and seconds are units; a plain number counts something."""
     defaults = panel["fieldConfig"]["defaults"]
-    if panel["type"] == "timeseries" and defaults["unit"] == "short":
+    if panel["type"] == "timeseries" and defaults["unit"] in {"short", "locale"}:
         assert defaults["custom"]["axisLabel"]
 
 
@@ -235,7 +238,8 @@ def test_reason_of_several_series_has_shades(panel: dict[str, Any]) -> None:
         for override in panel["fieldConfig"].get("overrides", ())
         for each in override["properties"]
     }
-    assert modes <= ({"fixed"} if legends == {"{{reason}}"} else {"shades"})
+    is_fixed = all(legend.startswith("{{reason}}") for legend in legends)
+    assert modes <= ({"fixed"} if is_fixed else {"shades"})
 
 
 PER_TOOL: Final = {"max_calls_per_tool"}
