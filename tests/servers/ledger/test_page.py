@@ -235,15 +235,16 @@ def test_an_empty_ledger_has_a_page(
     write(ledger.address, Entry(agent="x"))
     open_page(browser, ledger.path.parent, capsys, "spend", "--since", "2100-01-01")
     assert total(browser, "Model calls") == "0"
+    assert "None." in texts(browser, "td.empty")
     assert browser.get_log("browser") == []
 
 
 def test_the_page_is_readable_on_a_telephone(page: Any) -> None:
-    """At 420 pixels nothing but a table or a drawing is scrolled sideways, and text is not tiny."""
-    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    """At 390 pixels nothing but a table or a drawing is scrolled sideways, and text is not tiny."""
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        assert page.execute_script("return document.documentElement.scrollWidth") <= 420
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 390
         smallest = page.execute_script(
             "return Math.min(...[...document.querySelectorAll('svg text')].map("
             "each => each.getBoundingClientRect().height))"
@@ -257,7 +258,7 @@ def test_the_page_is_readable_on_a_telephone(page: Any) -> None:
 @pytest.mark.parametrize(
     "question",
     [
-        ("show", "00000001"),
+        ("show", f"00000001{24 * 'a'}"),
         ("loops",),
         ("spend", "--by", "tool"),
         ("spend", "--by", "agent", "--since", "2025-10-10", "--compare", "1d"),
@@ -278,10 +279,10 @@ def test_every_answer_is_readable_on_a_telephone(
     )
     write(ledger.address, entry, Entry(at=NINE + DAY))
     open_page(browser, ledger.path.parent, capsys, *question)
-    size = {"width": 420, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        assert browser.execute_script("return document.documentElement.scrollWidth") <= 420
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
         told = browser.execute_script("return document.body.innerText")
         assert ("was halted by max_identical_tool_calls" in told) == (question[0] == "show")
         assert ("No forecast: " in told) == ("tool" in question)
