@@ -56,8 +56,8 @@ Orange and red only mean that a value is above a threshold.
 """
 
 BAR_TIMES: Final = (
-    "Bars begin at full steps: the first may begin before the selected range, and the last of a past "
-    "range ends after it."
+    "Bars begin at full steps: the first may begin before the selected range, and the last of a "
+    "past range may end after it."
 )
 
 ESTIMATED: Final = "Estimated within the buckets of a histogram."

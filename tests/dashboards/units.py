@@ -12,14 +12,10 @@ DURATIONS: Final = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (0
 def written(value: float, unit: str, decimals: int | None = None) -> str:
     """Write a value in the unit of its panel."""
     kind, _, name = unit.partition(":")
-    if kind == "suffix":
-        return f"{value:.{decimals or 0}f} {name}"
-    if kind == "count":
-        return f"{_short(value).replace(' ', '').replace('Mil', 'M').replace('Bil', 'B')} {name}"
-    if unit == "locale":
+    if name:
+        return f"{_counted(value, kind, decimals or 0)} {name}"
+    if unit == "locale" or (unit == "short" and decimals is not None and abs(value) < THOUSAND):
         return f"{value:,.{decimals or 0}f}"
-    if unit == "short" and decimals is not None and abs(value) < THOUSAND:
-        return f"{value:.{decimals}f}"
     if unit == "percentunit":
         return f"{_short(value * 100)} %"
     if unit == "currencyUSD":
@@ -27,6 +23,13 @@ def written(value: float, unit: str, decimals: int | None = None) -> str:
     if unit == "s":
         return _duration(value)
     return _short(value)
+
+
+def _counted(value: float, kind: str, decimals: int) -> str:
+    """Write a number whose unit has a name: whole with `suffix`, abbreviated with `count`."""
+    if kind == "suffix":
+        return f"{value:.{decimals}f}"
+    return _short(value).replace(" ", "").replace("Mil", "M").replace("Bil", "B")
 
 
 def _dollars(value: float) -> str:
