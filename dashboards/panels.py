@@ -69,7 +69,7 @@ their names.
 
 SHORT, SHARE, USD, SECONDS = "short", "percentunit", "currencyUSD", "s"
 COUNT: Final = "locale"
-"""Of whole events: all digits, as numbers beside each other must be equal."""
+"""Of whole events: all digits, as neighboring panels must show the same number."""
 INVOCATIONS, TOKENS = "suffix:invocations", "count:tokens"
 
 MIN_STEP: Final = "5m"

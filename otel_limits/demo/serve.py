@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
-from opentelemetry.sdk.trace import TracerProvider
 
 from otel_limits.bindings.probing import release
 from otel_limits.demo.live_fleet import BURNING, LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS
 from otel_limits.demo.sample_invocation import TENANT
+from otel_limits.otel.fallback_provider import FallbackProvider, set_fallback
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings, settings_with
@@ -155,7 +155,7 @@ def start(directory: Path, host: str, port: int) -> None:
     RUNTIME.start(settings, policy_file=PolicyFile(policy))
     if type(trace.get_tracer_provider()) is trace.ProxyTracerProvider:
         # Exports nothing. Without it, all spans of the fleet would be reported as missing.
-        trace.set_tracer_provider(TracerProvider())
+        set_fallback(FallbackProvider())
 
 
 def _why(error: OSError, port: int) -> str:

@@ -61,6 +61,7 @@ def test_fleet_has_metrics_and_a_ledger_until_ctrl_c(tmp_path: Path) -> None:
 
     assert 'otel_limits_cost_usd_total{agent="delivery-watcher"' in metrics
     assert 'otel_limits_quota_used{key="(all)",quota="deliveries"}' in metrics
+    assert 'otel_limits_unsampled_invocations_total{agent="ticket-triager"} 0.0' in metrics
     shown, spent = map(json.loads, ran)
     assert "delivery-watcher" in json.dumps(shown)
     assert {row["agent"] for row in spent["spend"]} > {"delivery-watcher", "ticket-triager"}

@@ -173,7 +173,7 @@ QUOTA_DECISION = QuotaDecision(
     unit="tokens",
 )
 QUOTA_WAIT = QuotaWait(invocation=INVOCATION, quota="users", key="#1f2e", seconds=None)
-MAX_SERIES = 7_300
+MAX_SERIES = 7_700
 """The most series that a flood of names may create: 50 agents, 50 models, 250 tools, and the stop
 reasons of all frameworks."""
 
