@@ -30,6 +30,7 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.testing import FakeTime
 from tests.cpu import pytest_runtest_makereport, pytest_runtest_setup, pytest_terminal_summary
 from tests.launching import link_packages
+from tests.rotation import pytest_addoption, take_turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -38,7 +39,12 @@ if TYPE_CHECKING:
     from strands.agent import AgentResult
     from strands.models import Model
 
-__all__ = ["pytest_runtest_makereport", "pytest_runtest_setup", "pytest_terminal_summary"]
+__all__ = [
+    "pytest_addoption",
+    "pytest_runtest_makereport",
+    "pytest_runtest_setup",
+    "pytest_terminal_summary",
+]
 
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -79,16 +85,17 @@ LONGEST = (
 )
 """The files that take longest, about 20 seconds of one process or more."""
 
-OBJECTS_PER_COLLECTION = 20_000
+OBJECTS_PER_COLLECTION = 100_000
 """The garbage collections of Python's own 700 took a fifteenth of the time of all tests."""
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the longest files first.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start the longest files first, without the cells of tables that wait for the night.
 
     One process runs all tests of a file, so a long one at the end would delay the session.
     """
+    take_turns(config, items)
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -19,9 +20,11 @@ from tests.features.seen import (
     in_every_way,
     published,
     recording,
+    ways_of_row,
 )
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Action
     from tests.features.subject import Subject
 
 # --- a cap of one tool ----------------------------------------------------------------------------
@@ -38,10 +41,9 @@ def refused_tool(subject: Subject) -> None:
 
     In every way to call it, and with every action but `observe`: each way with the next action.
     """
-    actions = itertools.cycle(("halt", "wrap_up", "raise", "ask"))
 
-    def check(call: Way) -> None:
-        with recording(limits=ONE_SEARCH, action=next(actions)) as events:
+    def check(action: Action, call: Way) -> None:
+        with recording(limits=ONE_SEARCH, action=action) as events:
             model = subject.model([uses("search", "search", "ask"), says("done")])
             ending = call(subject.agent(model, subject.doing(lambda: "found")))
         tools = [each for each in events if isinstance(each, ToolCall)]
@@ -68,8 +70,11 @@ def refused_tool(subject: Subject) -> None:
             ends=[("boss", "end_turn", "none")],
         )
 
-    in_every_way(subject.ways, check)
-    in_every_way({"call": subject.call}, check)  # the fourth action, where there are three ways
+    actions: tuple[Action, ...] = ("halt", "wrap_up", "raise", "ask")
+    ways = list(ways_of_row(subject.ways).items())
+    for turn in range(max(len(actions), len(ways))):
+        action, (way, call) = actions[turn % len(actions)], ways[turn % len(ways)]
+        in_every_way({way: call}, functools.partial(check, action))
 
 
 def halted_by_tool(subject: Subject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits import Event, Halt, ModelCall, Started, Stop, ToolCall, Turn, is_synthetic
@@ -18,6 +19,9 @@ Row = Callable[[Any], None]
 """Raises an `AssertionError` with the differences if a framework behaves differently."""
 Way = Callable[[Any], Ending]
 """Calls an agent."""
+
+TURN: Final[ContextVar[int | None]] = ContextVar("turn", default=None)
+"""The number of the row that is checked, or none if all ways to call an agent are."""
 
 STEPS: Final = "This request could not be completed because it took too many steps."
 TIME: Final = "This request could not be completed because it took too long."
@@ -97,13 +101,34 @@ def expect(seen: Mapping[str, object], **expected: object) -> None:
         raise AssertionError("; ".join(different))
 
 
+@contextlib.contextmanager
+def turn_of(row: int) -> Iterator[None]:
+    """Check a row in two of the ways to call an agent, which are others in the next row."""
+    before = TURN.set(row)
+    try:
+        yield
+    finally:
+        TURN.reset(before)
+
+
+def ways_of_row(ways: Mapping[str, Way]) -> Mapping[str, Way]:
+    """Choose the ways in which the present row is checked."""
+    turn = TURN.get()
+    if turn is None:
+        return ways
+    names = list(ways)
+    chosen = {names[(turn + shift) % len(names)] for shift in (0, len(names) // 2)}
+    return {name: ways[name] for name in names if name in chosen}
+
+
 def in_every_way(ways: Mapping[str, Way], check: Callable[[Way], None]) -> None:
-    """Check each way to call an agent.
+    """Check each way to call an agent, or those whose turn it is.
 
     Raises:
-        AssertionError: The differences of all ways, once if they are the same.
+        AssertionError: The differences of these ways, once if they are the same.
     """
     problems: dict[str, str] = {}
+    ways = ways_of_row(ways)
     for name, way in ways.items():
         try:
             check(way)

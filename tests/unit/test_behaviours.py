@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -12,6 +13,8 @@ from tests.features import rows_of_langchain
 from tests.features.behaviours import ROWS
 from tests.features.faults import FAULT_ROWS, faults_in, shared_functions
 from tests.features.page import SUBJECTS
+from tests.features.seen import turn_of
+from tests.rotation import EVERY_WAY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +59,10 @@ def check(column: str, row: Row, request: pytest.FixtureRequest) -> None:
 @pytest.mark.parametrize(("column", "name"), CELLS)
 def test_behavior(column: str, name: str, request: pytest.FixtureRequest) -> None:
     """Frameworks differ, and what limits do to their agents does not."""
-    check(column, rows_of(column)[name], request)
+    rows = rows_of(column)
+    turn = nullcontext() if request.config.getoption(EVERY_WAY) else turn_of(list(rows).index(name))
+    with turn:
+        check(column, rows[name], request)
 
 
 @pytest.mark.usefixtures("faulty")

@@ -115,31 +115,31 @@ def is_empty(tree: Budget) -> bool:
 # --- concurrency ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "call"), SIZES_AND_WAYS)
+@pytest.mark.parametrize(("number", "way"), SIZES_AND_WAYS)
 @pytest.mark.parametrize("limit", ["max_turns", "max_model_calls"])
 def test_concurrent_agents_as_tools_share_the_cap(
-    number: int, limit: str, call: Call, events: list[Event], trees: list[Budget]
+    number: int, limit: str, way: Call, events: list[Event], trees: list[Budget]
 ) -> None:
     """A tree's cap of 3 is 3 model calls, regardless of which agent makes them."""
     enable(tree=only(limit, 3), observers=[events.append])
     children = runaways(number)
     parent = asking(children)
-    result = call(parent)
+    result = way(parent)
     assert calls_of(parent, *children) == 3
     assert result.stop_reason == limit
     assert {stop.reason for stop in stops(events).values()} == {limit}
     assert [is_empty(tree) for tree in trees] == [True]
 
 
-@pytest.mark.parametrize(("number", "call"), SIZES_AND_WAYS)
+@pytest.mark.parametrize(("number", "way"), SIZES_AND_WAYS)
 def test_tokens_of_concurrent_agents_share_the_cap(
-    number: int, call: Call, events: list[Event]
+    number: int, way: Call, events: list[Event]
 ) -> None:
     """A tree's token budget is passed by one call at most."""
     enable(tree=Limits(max_token_budget=100), observers=[events.append])
     children = runaways(number)
     parent = asking(children)
-    call(parent)
+    way(parent)
     spent = tree_levels(stops(events)["parent"])["tree_max_token_budget"].observed
     last = max(used(request) for agent in (parent, *children) for request in agent.model.requests)  # type: ignore[attr-defined]
     assert spent <= 100 + last
