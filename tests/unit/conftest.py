@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import time
+from argparse import ArgumentParser
 from collections.abc import Iterator
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Final
 
 import pytest
+
+from otel_limits.cli.parser import COMMANDS, make_parser
 
 FORBIDDEN: Final = {
     **dict.fromkeys(
@@ -76,6 +80,23 @@ def own_python() -> Iterator[None]:
     folder = os.path.dirname(sys.executable)  # noqa: PTH120  not that of what it links to
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_parsers() -> Iterator[None]:
+    """Make the parser of a command once, which takes as long as many a command that is tested."""
+
+    @cache
+    def kept(command: str | None, _columns: int) -> ArgumentParser:
+        return make_parser(command)
+
+    def parser_of(first: str | None = None) -> ArgumentParser:
+        command = first if first in COMMANDS else None
+        return kept(command, shutil.get_terminal_size().columns)  # which wraps its help
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("otel_limits.cli.parser.make_parser", parser_of)
         yield
 
 

@@ -727,7 +727,7 @@ def hook_calls(hooks: list[tuple[type, int, str]]) -> tuple[list[str], str]:
     return seen, repr((asked, [str(each.stop_reason) for each in results]))
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(HOOKS)
 @example([(BeforeToolCallEvent, 0, "asks again")] * 2)
 def test_hooks_are_called_as_without_otel_limits(hooks: list[tuple[type, int, str]]) -> None:

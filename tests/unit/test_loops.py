@@ -386,7 +386,7 @@ def shuffled(value: Any) -> Any:
     return [shuffled(each) for each in value] if isinstance(value, list) else copy.copy(value)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(JSON, JSON)
 def test_fingerprints_are_equal_where_canonical_json_is(one: Any, other: Any) -> None:
     """Two values share a fingerprint exactly when they are written alike."""

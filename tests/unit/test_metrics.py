@@ -260,7 +260,7 @@ def test_label_values_are_cleaned(name: str, label: str, make_agent: MakeAgent) 
     assert models == {label}
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     names=st.lists(st.text(st.characters(), max_size=200), min_size=1, max_size=5),
     model=st.text(st.characters(), max_size=200),

@@ -189,7 +189,7 @@ def expected(counts: Counts, name: str = "root") -> list[tuple[str, int, int, in
 
 @pytest.mark.parametrize("followed", ["spans", "hooks"])
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     program=programs(programs()),

@@ -221,11 +221,11 @@ def make(script: Iterator[Answer] | list[Answer], name: str = "boss", *tools: An
 
 
 def test_loop_of_an_application_is_ended() -> None:
-    """It calls the agent again after each failure, two hundred times."""
+    """It calls the agent again after each failure, fifty times."""
     enable(Limits(max_repeated_failures=10))
     agent = make(endless(fails(OtherError("down"))))
     errors = 0
-    for _ in range(200):
+    for _ in range(50):
         try:
             agent("Where is my parcel?")
         except OtherError:  # noqa: PERF203  as an application does
