@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
-from otel_limits.core.origins import PREFIX, PRESET
-from otel_limits.core.origins import RUN
+from otel_limits.core.origins import PREFIX, PRESET, RUN
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
 from otel_limits.settings.run_options import options_in
@@ -39,9 +38,6 @@ SUFFIXES: Final = tuple(name.removeprefix(PREFIX) for name in VARIABLES)
 ENVIRONMENT: Final = "environment"
 OPTION: Final = "option"
 """Sources of values that a variable or an option of `otel-limits run` sets."""
-
-PRESET: Final = "preset "
-"""Prefix of the source of values that a preset sets."""
 
 NEAR: Final = 0.85
 """Minimum similarity of a prefix, exceeded if it differs in one or two letters."""

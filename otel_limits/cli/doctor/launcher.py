@@ -25,7 +25,6 @@ from otel_limits.cli.run_command import given_options
 from otel_limits.core.origins import PREFIX
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.run_options import with_options
-from otel_limits.settings.table import PREFIX
 
 PROGRAMS: Final = frozenset(
     {

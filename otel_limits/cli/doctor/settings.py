@@ -35,9 +35,6 @@ ROUND_TRIPS: Final = 5
 NAMED: Final = 3
 """More settings are only counted."""
 
-PROBE: Final = Count("otel-limits doctor", "0" * 16, Window(0, 1), "tokens")
-"""A key that is not in use. Reading it runs a script and writes nothing."""
-
 
 def disabled(context: Context) -> Iterator[Finding]:
     """Report that otel-limits is disabled."""
