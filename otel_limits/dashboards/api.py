@@ -120,7 +120,8 @@ class Prometheus:
             reason = self._address.redacted(_reason(error))
             raise PrometheusError(f"{self._shown} rejected a query: {reason}") from error
         except http.client.InvalidURL:  # its message quotes the invalid port
-            raise self._misfit() from None
+            sentence = "It must begin with http:// or https://."
+            raise PrometheusError(f"{self._shown!r} is not a Prometheus URL. {sentence}") from None
         # RecursionError: `json` raises it for a hundred thousand brackets.
         except (
             OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException,
@@ -129,11 +130,6 @@ class Prometheus:
             raise PrometheusError(
                 f"{self._shown} did not return a Prometheus response ({reason})."
             ) from error
-
-    def _misfit(self) -> PrometheusError:
-        return PrometheusError(
-            f"{self._shown!r} is not a Prometheus URL. It must begin with http:// or https://."
-        )
 
 
 def _basic(credentials: str) -> str:

@@ -42,7 +42,10 @@ def present_names(document: Any, text: str) -> Node:
     """Return a JSON document with the present names of its fields, without what is around it."""
     said = document.get("attributes")
     if isinstance(said, dict) and "event.name" in said and "context" not in document:
-        return _of_log_record(said)
+        # As OpenTelemetry's SDK for JavaScript prints log records. Gemini CLI writes such a file:
+        # packages/core/src/telemetry/file-exporters.ts.
+        records = [{"attributes": attributes_of(said)}]
+        return {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
     for name in LOG_LINES:
         if isinstance(line := document.get(name), str) and line.startswith("{"):
             return present_names(json.loads(line), line)
@@ -173,16 +176,6 @@ def _of_log(log: Node) -> Node:
     """Return an event, which Jaeger has with its name among its fields."""
     fields = {each["key"]: each.get("value") for each in log.get("fields") or ()}
     return {"name": fields.get("event", ""), "attributes": attributes_of(fields)}
-
-
-def _of_log_record(said: Node) -> Node:
-    """Return a log record that OpenTelemetry's SDK for JavaScript has printed.
-
-    Gemini CLI writes such a file: packages/core/src/telemetry/file-exporters.ts.
-    """
-    return {
-        "resourceLogs": [{"scopeLogs": [{"logRecords": [{"attributes": attributes_of(said)}]}]}]
-    }
 
 
 def in_scope(scope: str, spans: Sequence[Node]) -> Node:

@@ -38,10 +38,10 @@ def billing_in(raw: object) -> dict[str, object]:
     if raw is None:
         return {}
     found: dict[str, object] = {}
-    named = raw if isinstance(raw, Mapping) else None
+    fields = raw if isinstance(raw, Mapping) else None
     for path in _paths():
         # Most usages have none of them.
-        if named is not None and path[0] not in named:
+        if fields is not None and path[0] not in fields:
             continue
         if (value := _at(raw, path)) is not None:
             found[".".join(path)] = value

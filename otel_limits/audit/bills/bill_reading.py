@@ -141,7 +141,8 @@ def _days(pages: Sequence[BillPage], days: Sequence[date], report: str) -> froze
         return frozenset()
     if any(page.buckets for page in pages):
         return frozenset({*days, *_bucket_days(pages, report)})
-    return frozenset(_all_days(min(days), max(days)))
+    first, last = min(days), max(days)
+    return frozenset(first + timedelta(days=number) for number in range((last - first).days + 1))
 
 
 def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
@@ -150,8 +151,3 @@ def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
         # A page without rows does not name its report.
         if report in page.report or not page.report:
             yield from (begin.astimezone(zone).date() for begin, _ in page.buckets)
-
-
-def _all_days(first: date, last: date) -> Iterator[date]:
-    for number in range((last - first).days + 1):
-        yield first + timedelta(days=number)

@@ -63,7 +63,8 @@ def markers_of(result: Any) -> Sequence[Mapping[str, Any]]:
     answer (`return_direct`).
     """
     messages = _conversation_in(result) or [result]
-    since = max((n for n, each in enumerate(messages) if _is_of_user(each)), default=-1)
+    kinds = [getattr(each, "type", None) for each in messages]
+    since = max((n for n, kind in enumerate(kinds) if kind == "human"), default=-1)
     markers = [_metadata_of(message).get(MARKER) for message in messages[since + 1 :]]
     markers += _metadata_of(messages[-1]).get(INNER, ())
     return [each for each in markers if isinstance(each, dict)]
@@ -110,7 +111,3 @@ def messages_of(state: Any) -> list[Any]:
 def _metadata_of(message: Any) -> Mapping[str, Any]:
     metadata = getattr(message, "response_metadata", None)
     return metadata if isinstance(metadata, dict) else {}
-
-
-def _is_of_user(message: Any) -> bool:
-    return getattr(message, "type", None) == "human"
