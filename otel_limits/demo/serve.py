@@ -43,6 +43,12 @@ scrape_configs:
     static_configs: [{{targets: ["{address}"]}}]
 """
 
+RULES: Final = """\
+# Alerts, once `otel-limits dashboards export dashboards` has written them.
+rule_files: [dashboards/prometheus/rule*.yaml, dashboards/prometheus/threshold*.yaml]
+global: {evaluation_interval: 15s}
+"""
+
 TEXT: Final = """\
 {agents} agents of {release} run until Ctrl-C. Their models are scripted: no network, no cost.
 A day of their work takes a minute. {burning} burns money: its action is observe, not halt.
@@ -52,8 +58,8 @@ In another terminal:
   cd {directory}
   otel-limits top --scrape http://{address}/metrics
   otel-limits audit spend --by agent --ledger ledger.db
-  prometheus --config.file=prometheus.yaml
-  otel-limits dashboards export dashboards   # to import grafana/dashboards/*.json into Grafana
+  otel-limits dashboards export dashboards   # import grafana/dashboards/*.json into Grafana
+  prometheus --config.file=prometheus.yaml   # its alerts: http://localhost:9090/alerts
 
 For a Prometheus that already runs on this machine:
 {scrape}
@@ -125,7 +131,7 @@ def make_directory(scrape: str) -> Path:
         OSError: It cannot be written.
     """
     directory = Path(tempfile.mkdtemp(prefix="otel-limits-demo-"))
-    (directory / "prometheus.yaml").write_text(scrape, encoding="utf-8")
+    (directory / "prometheus.yaml").write_text(RULES + scrape, encoding="utf-8")
     # JSON is YAML, too.
     policy = json.dumps(live_policy(), indent=2)
     (directory / "limits.yaml").write_text(f"{policy}\n", encoding="utf-8")
