@@ -132,11 +132,11 @@ OFTEN: Final[Sequence[Cell]] = [
     ("`python -S app.py`", RUN_WAY),
     ("`python -S app.py`", AUTOLOAD),
     ("`python -S app.py`", ENABLE),
-    ("workers of `celery`", AUTOLOAD),
-    ("workers of `gunicorn`", RUN_WAY),
-    ("workers of `uvicorn`", ENABLE),
 ]
-"""Each launcher and each outcome. All others are run at night."""
+"""Each program and each outcome. All others are run at night, as are the workers.
+
+`tests/programs/test_workers.py` has a test of each kind of worker.
+"""
 
 
 def outcome(launcher: str, way: str, environment: Environment, directory: Path) -> str:

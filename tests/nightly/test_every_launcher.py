@@ -13,6 +13,7 @@ from tests.programs.test_workers import (
     METHODS,
     SERVERS,
     WAYS,
+    capped_by_console_script,
     capped_in_children,
     capped_in_workers,
     environment,
@@ -46,6 +47,12 @@ def test_other_cell_of_the_page_is_what_happens(
 def test_cap_holds_in_children_by_every_method(way: str, environment: Environment) -> None:
     """In one program, after an agent of the parent."""
     capped_in_children(way, METHODS, "strands", environment)
+
+
+def test_cap_holds_in_workers_of_another_framework(environment: Environment) -> None:
+    """In a child of the standard library, and in a worker of a server."""
+    capped_in_children("run", ["spawn"], "openai-agents", environment)
+    capped_by_console_script("openai-agents")
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -62,7 +62,7 @@ def test_the_cap_holds_under_run_in_every_order(order: str) -> None:
 
 @pytest.mark.parametrize(
     ("order", "argument"),
-    [*((order, "--own-provider") for order in ORDERS), ("run, instrument", "")],
+    [("instrument, run", "--own-provider"), ("run, instrument", "")],
 )
 def test_the_cap_holds_under_run_where_opentelemetry_gives_up(order: str, argument: str) -> None:
     """Without its exporter it hides every other `sitecustomize` and loads no instrumentor."""
@@ -80,9 +80,7 @@ def test_an_instrumentor_that_raises_does_not_stop_ours(
     assert (ended.events["stop_reason"], ended.events["model_calls"]) == ("max_turns", 3)
 
 
-@pytest.mark.parametrize(
-    "disabled", ["langchain, otel_limits", "threading, otel_limits, langchain", "*"]
-)
+@pytest.mark.parametrize("disabled", ["threading, otel_limits, langchain", "*"])
 def test_disabled_instrumentor_stays_disabled(disabled: str) -> None:
     """Also code that runs before any of them is loaded."""
     ended = execute(
@@ -103,7 +101,7 @@ def without_distro(tmp_path_factory: pytest.TempPathFactory) -> str:
     return made.python
 
 
-@pytest.mark.parametrize("order", ["instrument", "run, instrument", "instrument, run"])
+@pytest.mark.parametrize("order", ["instrument", "run, instrument"])
 def test_the_cap_holds_without_distro(without_distro: str, order: str) -> None:
     """OpenTelemetry loads its instrumentors then, and us with them; it only exports nothing."""
     module = "opentelemetry.instrumentation.auto_instrumentation"  # of opentelemetry-instrument
