@@ -30,7 +30,7 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.testing import FakeTime
 from tests.cpu import pytest_runtest_makereport, pytest_runtest_setup, pytest_terminal_summary
 from tests.launching import link_packages
-from tests.rotation import pytest_addoption, take_turns
+from tests.rotation import choose_ways, pytest_addoption
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     One process runs all tests of a file, so a long one at the end would delay the session.
     """
-    take_turns(config, items)
+    choose_ways(config, items)
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
 

@@ -1,8 +1,8 @@
 """Hooks of pytest with which the cases of a unit test take turns in the ways to call an agent.
 
-An agent is followed through spans or hooks, and called in several ways. What limits do to it is the
-same code in all of them, so each case is tested in one way, and each way has a case. With the
-option `--every-way`, which `.ci/nightly` gives, each case is tested in each way.
+An agent is followed through spans or hooks, and called in several ways. Limits use the same code in
+all of them, so each case is tested in one way, and each way has a case. With the option
+`--every-way`, which `.ci/nightly` gives, each case is tested in each way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(EVERY_WAY, action="store_true", help="test each case in each way")
 
 
-def take_turns(config: pytest.Config, items: list[pytest.Item]) -> None:
+def choose_ways(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the ways whose turn it is not, unless a test is asked for by its parameters."""
     if config.getoption(EVERY_WAY) or any("[" in argument for argument in config.args):
         return
