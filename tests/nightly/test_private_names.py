@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.programs.test_private_names import NAMES, OFTEN, breaks_no_agent, python
+from tests.programs.test_private_names import OFTEN, breaks_no_agent, python
+from tests.unit.test_private_names import NAMES
 
 if TYPE_CHECKING:
     from otel_limits.bindings.strands.private import PrivateName
