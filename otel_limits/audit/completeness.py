@@ -96,7 +96,7 @@ def _verdict(
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
     verdict = f"Incomplete: {uncounted};" if uncounted else "Totals match:"
-    return f"{verdict} {sums}; to check each row: otel-limits audit verify"
+    return f"{verdict} {sums}; otel-limits audit verify checks each row"
 
 
 def _amounts(found: Balance) -> str:

@@ -261,7 +261,7 @@ def test_a_whole_ledger_is_said_to_be_complete(
         _, other = ask(capsys, *question)
         assert other["complete"].startswith(
             "Totals match: 4 calls add up to the totals of 2 invocations; "
-            "to check each row: otel-limits audit verify"
+            "otel-limits audit verify checks each row"
         )
     assert answer["complete"].startswith(
         "Complete: 4 calls add up to the totals of 2 invocations, each verified"
