@@ -21,7 +21,7 @@ from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
-    from otel_limits.vendors.vendor import Vendor
+    from otel_limits.vendors.records import Vendor
 
 MAX_DEPTH: Final = 5
 """Maximum nesting of settings; a tool's settings are three levels deep."""

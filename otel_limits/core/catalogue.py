@@ -14,8 +14,7 @@ from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
 from otel_limits.core.terms import AUTOMATIC, DISCOUNTED, STANDARD, BillableCall
 from otel_limits.core.usage import EXACT, NO_COST, Usage
-from otel_limits.vendors.facts import LOADING
-from otel_limits.vendors.price_lists import compared_prices
+from otel_limits.vendors.facts import LOADING, compared_prices
 from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:

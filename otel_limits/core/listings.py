@@ -7,8 +7,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from otel_limits.vendors.records import canonical_names, gateways, unlisted, vendors
-from otel_limits.vendors.vendor import LOCAL
+from otel_limits.vendors.records import LOCAL, canonical_names, gateways, unlisted, vendors
 
 BEDROCK: Final = re.compile(
     r"([a-z-]+\.)?(ai21|amazon|anthropic|cohere|deepseek|google|luma|meta|minimax|mistral"

@@ -38,8 +38,7 @@ from otel_limits.core.terms import (
     search_fees,
 )
 from otel_limits.core.usage import NO_COST, Usage
-from otel_limits.vendors.records import vendors
-from otel_limits.vendors.vendor import LOCAL
+from otel_limits.vendors.records import LOCAL, vendors
 
 if TYPE_CHECKING:
     from otel_limits.core.catalogue import CatalogEntry

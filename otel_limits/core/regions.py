@@ -8,13 +8,12 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.listings import BEDROCK
-from otel_limits.vendors.records import vendors
-from otel_limits.vendors.vendor import GLOBAL
+from otel_limits.vendors.records import GLOBAL, vendors
 
 if TYPE_CHECKING:
     import re
 
-    from otel_limits.vendors.vendor import Premium
+    from otel_limits.vendors.records import Premium
 
 NO_PREMIUM: Final = Decimal(1)
 

@@ -12,7 +12,7 @@ from otel_limits.vendors.records import cost_rules, vendors
 
 if TYPE_CHECKING:
     from otel_limits.core.price import Quote
-    from otel_limits.vendors.vendor import CostRule
+    from otel_limits.vendors.records import CostRule
 
 STATED: Final = "stated"
 """Source of a price that the vendor states; its version is the vendor's name."""

@@ -25,7 +25,7 @@ from otel_limits.usage.words import (
     words_of,
 )
 from otel_limits.vendors.facts import facts
-from otel_limits.vendors.vendor import Rest, UsageRule
+from otel_limits.vendors.records import Rest, UsageRule
 
 MAX_DEPTH: Final = 5
 """Maximum nesting of a count; the deepest known one is three levels down."""

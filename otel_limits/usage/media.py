@@ -11,7 +11,7 @@ from otel_limits.usage.text import tokens_of_text
 from otel_limits.vendors.records import media_rules, other_media, vendors_of_classes
 
 if TYPE_CHECKING:
-    from otel_limits.vendors.vendor import MediaRule
+    from otel_limits.vendors.records import MediaRule
 
 VIDEO: Final = 263.0
 """Tokens per second, without sound: https://ai.google.dev/gemini-api/docs/tokens."""

@@ -25,8 +25,7 @@ from otel_limits.usage import fields, words
 from otel_limits.usage.billing import billing_in, billing_in_span
 from otel_limits.usage.fields import Doubt, Fields, field_names
 from otel_limits.usage.words import INPUT, OUTPUT, TOTAL
-from otel_limits.vendors.records import vendors_of_classes
-from otel_limits.vendors.vendor import UsageRule
+from otel_limits.vendors.records import UsageRule, vendors_of_classes
 
 if TYPE_CHECKING:
     from otel_limits.core.events import CallKind

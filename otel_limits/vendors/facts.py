@@ -6,8 +6,10 @@ import logging  # noqa: F401  before a fork, our lock comes before that of loggi
 import os
 import pkgutil
 import threading
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 LOADING: Final = threading.RLock()
 """Held while a package is imported on first use: a process forked during the import would wait
@@ -35,3 +37,32 @@ def facts(file: str) -> Any:
 def hook_directories() -> list[str]:
     """Return where PyInstaller finds how to include the files."""
     return [str(Path(__file__).parent)]
+
+
+# --- Prices on which two lists agree or disagree --------------------------------------------------
+
+
+class ComparedPrices(NamedTuple):
+    """The contents of `price_lists.yaml`."""
+
+    stand_ins: Mapping[str, frozenset[str]]
+    """Models that a vendor sells at their maker's price, by the maker's ID."""
+    latest: Mapping[str, frozenset[str]]
+    """Names of a vendor's current model that both lists price alike."""
+    disputed: Mapping[str, Mapping[str, frozenset[str]]]
+    """Models on which the lists disagree for no known reason, and at which usage."""
+
+
+@cache
+def compared_prices() -> ComparedPrices:
+    """Return the result of the comparison."""
+    known = facts("vendors/price_lists.yaml")
+    return ComparedPrices(
+        stand_ins=_sets(known["stand_ins"]),
+        latest=_sets(known["latest"]),
+        disputed={vendor: _sets(models) for vendor, models in known["disputed"].items()},
+    )
+
+
+def _sets(lists: Mapping[str, list[str]]) -> dict[str, frozenset[str]]:
+    return {name: frozenset(held) for name, held in lists.items()}

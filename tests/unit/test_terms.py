@@ -27,7 +27,7 @@ from otel_limits.core.terms import (
 from otel_limits.core.usage import Usage
 from otel_limits.otel import kinds
 from otel_limits.testing import ScriptedModel, says
-from otel_limits.vendors.vendor import HIDDEN_REGION
+from otel_limits.vendors.records import HIDDEN_REGION
 from tests.price_list import listed
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from otel_limits.usage.normaliser import record_of_usage
-from otel_limits.vendors.vendor import HIDDEN_REGION
+from otel_limits.vendors.records import HIDDEN_REGION
 from tests.price_list import listed
 
 if TYPE_CHECKING:

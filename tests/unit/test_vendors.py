@@ -21,8 +21,14 @@ from otel_limits.core.terms import billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.facts import facts
-from otel_limits.vendors.records import VENDORS, other_media, vendors, vendors_of_classes
-from otel_limits.vendors.vendor import Cached, Rest
+from otel_limits.vendors.records import (
+    VENDORS,
+    Cached,
+    Rest,
+    other_media,
+    vendors,
+    vendors_of_classes,
+)
 from tests.paths import ROOT
 from tests.price_list import listed
 from tests.unit.test_terms import asked

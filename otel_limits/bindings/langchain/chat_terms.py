@@ -20,7 +20,7 @@ from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.listings import vendor_at
 from otel_limits.core.regions import region_of
 from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
-from otel_limits.vendors.vendor import HIDDEN_REGION
+from otel_limits.vendors.records import HIDDEN_REGION
 
 if TYPE_CHECKING:
     from otel_limits.bindings.request_settings import ModelSetting

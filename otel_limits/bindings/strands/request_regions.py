@@ -12,7 +12,7 @@ from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.listings import canonical
 from otel_limits.core.regions import area_of, region_of
-from otel_limits.vendors.vendor import HIDDEN_REGION
+from otel_limits.vendors.records import HIDDEN_REGION
 
 LITELLM_VERTEX: Final = "us-central1"
 """LiteLLM's default for Google: litellm, llms/vertex_ai/vertex_llm_base.py,

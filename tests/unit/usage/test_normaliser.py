@@ -21,8 +21,7 @@ from otel_limits.usage.normaliser import (
 )
 from otel_limits.usage.words import lexicon, meaning_of
 from otel_limits.vendors.facts import facts
-from otel_limits.vendors.records import vendors_of_classes
-from otel_limits.vendors.vendor import Cached, Rest
+from otel_limits.vendors.records import Cached, Rest, vendors_of_classes
 from tests.usage_grammar import Case, cases, innocents
 
 OPENAI = {
