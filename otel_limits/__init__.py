@@ -63,8 +63,7 @@ from otel_limits.core.limits import (
     Level,
     Limits,
 )
-from otel_limits.core.quota_state import QuotaRefusal, Remaining
-from otel_limits.core.usage import Usage
+from otel_limits.core.usage import QuotaRefusal, Remaining, Usage
 
 if TYPE_CHECKING:
     from otel_limits.bindings.known import is_synthetic, stop_of, stops_of

@@ -27,7 +27,7 @@ from otel_limits.bindings.tool_call import (
     follow_tool_parts,
     follow_tool_parts_async,
 )
-from otel_limits.core.stop_json import MARKER
+from otel_limits.core.events import MARKER
 from otel_limits.core.usage import NOTHING_REPORTED, Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.text import tokens_of_text

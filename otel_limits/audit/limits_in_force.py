@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.core.origins import EXTENSION, PREFIX, PRESET, RUN
+from otel_limits.core.limits import EXTENSION, PREFIX, PRESET, RUN
 from otel_limits.ledger.rows import IN_FORCE, caps_in
 
 CAPS: Final = (

@@ -223,7 +223,7 @@ def spend_table(
 
 def _price_list() -> list[str]:
     """Name the installed price list, which reprices calls, and warn if it is old."""
-    from otel_limits.core.list_date import list_in_use, old_list
+    from otel_limits.core.catalogue import list_in_use, old_list
 
     in_use = list_in_use()
     sentences = [in_use and f"Installed price list: {in_use}.", old_list()]

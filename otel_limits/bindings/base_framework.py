@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_limits.bindings.class_patches import Patches
 from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import stop_from_json
+from otel_limits.core.events import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -17,10 +17,10 @@ from otel_limits.bindings.extensions import declined_verdict, extension_of, ques
 from otel_limits.bindings.own_spans import end_span, start_agent_span
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.events import marked_stop
 from otel_limits.core.failures import first_line, without_moving_parts
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.core.stop_json import marked_stop
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import ADMITTED, Run, ToolAdmission
 from otel_limits.runs.tasks import UNKNOWN

@@ -16,7 +16,7 @@ from otel_limits.bindings.third_party import (
     ThirdPartyFramework,
     read_installed,
 )
-from otel_limits.core.stop_json import stop_from_json
+from otel_limits.core.events import stop_from_json
 from otel_limits.otel.span_names import OWN_SPANS
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.stated_cost import OWN_COST, OWN_COST_BY
+from otel_limits.core.price import OWN_COST, OWN_COST_BY
 from otel_limits.otel import semconv
 from otel_limits.otel.span_names import OWN_SPANS
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_limits.core.listings import canonical, vendor_of
 from otel_limits.core.terms import (
     DEFAULT_TERMS,
     FIVE_MINUTES,
     STANDARD,
     PricingTerms,
+    canonical,
     named_tier,
+    vendor_of,
 )
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import vendors

@@ -26,9 +26,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.recognition import exists, has_name
+from otel_limits.core.events import stop_from_json
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.stop_json import stop_from_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

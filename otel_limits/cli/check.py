@@ -15,7 +15,7 @@ from otel_limits.cli.doctor.check_context import Context
 from otel_limits.cli.doctor.checks import findings_of
 from otel_limits.cli.doctor.finding import as_sentences, exit_status
 from otel_limits.cli.terminal import console, in_columns
-from otel_limits.core.list_date import list_in_use
+from otel_limits.core.catalogue import list_in_use
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import duration_text
 from otel_limits.core.wording import pluralize

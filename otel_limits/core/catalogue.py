@@ -5,14 +5,22 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import date, datetime, time, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_limits.core.listings import ModelListing, listing_of
 from otel_limits.core.price import Price
-from otel_limits.core.terms import AUTOMATIC, DISCOUNTED, STANDARD, BillableCall
+from otel_limits.core.terms import (
+    AUTOMATIC,
+    DISCOUNTED,
+    STANDARD,
+    BillableCall,
+    ModelListing,
+    listing_of,
+)
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.vendors.facts import LOADING, compared_prices
 from otel_limits.vendors.records import vendors
@@ -22,6 +30,7 @@ if TYPE_CHECKING:
 
     from genai_prices.data_snapshot import DataSnapshot
     from genai_prices.types import ModelInfo, ModelPrice, TieredPrices
+
 
 PACKAGE: Final = "genai-prices"
 LIST: Final = "genai_prices.data"
@@ -304,3 +313,113 @@ def _tier(rate: Decimal | TieredPrices | None, prompt: int) -> Decimal | None:
     # The tiers are in ascending order, so the last one reached is the highest.
     reached = [tier.price for tier in rate.tiers if prompt > tier.start]
     return reached[-1] if reached else rate.base
+
+
+# --- The date of the price list in use ------------------------------------------------------------
+
+RELEASED: Final[Mapping[str, date]] = {
+    "0.2.0": date(2026, 10, 29),
+    "0.2.1": date(2026, 10, 30),
+    "0.2.2": date(2026, 11, 10),
+    "0.2.3": date(2026, 11, 10),
+}
+"""https://pypi.org/project/genai-prices/#history, looked up on 2026-11-26. Later releases have the
+newest date on their list."""
+
+PRICE_CHANGE: Final = re.compile(r"start_date=datetime\.date\((\d+), (\d+), (\d+)\)")
+"""The start of a price, in the source of the list."""
+
+OLD: Final = 60
+"""Days after which a list is reported as old: vendors release models every few weeks."""
+
+
+def today() -> date:
+    """Return the date in UTC."""
+    return datetime.now(timezone.utc).date()
+
+
+def list_in_use() -> str | None:
+    """Name the installed price list with its date; `None` without one."""
+    version = installed_version()
+    if version is None:
+        return None
+    listed = list_date(version)
+    return f"{PACKAGE} {version}" + (f" of {listed}" if listed is not None else "")
+
+
+def old_list() -> str | None:
+    """Return a warning if the installed price list is old."""
+    version = installed_version()
+    listed = None if version is None else list_date(version)
+    days = 0 if listed is None else (today() - listed).days
+    if days < OLD:
+        return None
+    return (
+        f"The price list {PACKAGE} {version} of {listed} is {days} days old, so prices of newer "
+        f"models are unknown, and others may have changed. Run: pip install --upgrade {PACKAGE}"
+    )
+
+
+def list_date(version: str) -> date | None:
+    """Return the date of a release, or the newest date on its list that is not in the future."""
+    if version in RELEASED:
+        return RELEASED[version]
+    # As text: an import of the package would take longer, and more memory, than most commands.
+    source = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(LIST.replace(".", "/"))))
+    try:
+        text = source.with_suffix(".py").read_text(encoding="utf-8")
+    except OSError:
+        return None  # in a frozen application
+    dates = (date(*map(int, found)) for found in set(PRICE_CHANGE.findall(text)))
+    return max((each for each in dates if each <= today()), default=None)
+
+
+# --- Where prices change: between two steps, calls with the same terms have the same rates --------
+
+
+class PriceSteps(NamedTuple):
+    """All steps of some prices, each in ascending order."""
+
+    prompts: list[int]
+    """Input tokens of a call above which rates change."""
+    dates: list[date]
+    """Days in UTC from which on rates change."""
+    times: list[time]
+    """Times of day in UTC from which on rates change."""
+
+
+def price_steps(own: Iterable[Price], *, has_list: bool) -> PriceSteps | None:
+    """Return the steps of a policy file's prices and of the package's list.
+
+    `None` if the list has a condition of another kind than dates and times of day.
+    """
+    prompts = {LONG_PROMPT, *(tier.above for price in own for tier in price.tiers)}
+    dates: set[date] = set()
+    times: set[time] = set()
+    providers = current_list().providers if has_list else []
+    for model in (model for provider in providers for model in provider.models):
+        listed = model.prices if isinstance(model.prices, list) else []
+        conditional = [*listed, *(model.price_variants or ())]
+        prices = [each.prices for each in conditional]
+        if not isinstance(model.prices, list):
+            prices.append(model.prices)
+        for rate in (rate for each in prices for rate in vars(each).values()):
+            prompts.update(tier.start for tier in getattr(rate, "tiers", ()))
+        for condition in (each.constraint for each in conditional):
+            match type(condition).__name__:
+                case "NoneType":
+                    pass
+                case "StartDateConstraint":
+                    dates.add(condition.start_date)
+                case "TimeOfDateConstraint":
+                    times.update({_in_utc(condition.start_time), _in_utc(condition.end_time)})
+                case _:
+                    return None
+    return PriceSteps(sorted(prompts), sorted(dates), sorted(times))
+
+
+def _in_utc(moment: time) -> time:
+    """Return a time of day in UTC; without a zone, it already is."""
+    if moment.tzinfo is None:
+        return moment
+    return datetime.combine(date(1970, 1, 1), moment).astimezone(timezone.utc).time()

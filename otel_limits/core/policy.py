@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.failures import TOOL_FAILURES, FailureRule, is_failure
-from otel_limits.core.halt_message import HALT_MESSAGE, HALT_MESSAGE_DEFAULT
 from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
     CONVERSATION,
@@ -20,17 +20,19 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     Breach,
     Limits,
+    origins_of,
     require_limits,
     require_shared,
 )
-from otel_limits.core.origins import origins_of
 from otel_limits.core.values import (
     BOOLEAN,
     FRACTIONS,
     KEY_SOURCES,
     NAMES,
     TIME_SPAN,
+    CheckedKind,
     FrozenDict,
+    InvalidValueError,
     choice,
     setting,
 )
@@ -39,6 +41,42 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from otel_limits.core.usage import Number, Tally
+
+
+# --- The message of a halt for the end user, as a policy sets it ----------------------------------
+
+HALT_MESSAGE_DEFAULT: Final = "This request could not be completed because {reason}."
+
+FIELDS: Final = ("agent", "reason", "limit", "used")
+
+
+def _halt_message(text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidValueError
+    try:
+        parts = list(string.Formatter().parse(text))
+    except ValueError:
+        raise InvalidValueError("Write a single brace as {{ or }}.") from None
+    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    for _, name, form, conversion in parts:
+        # Not even an attribute of a known field: its value would be code of the process.
+        if name is not None and (name not in FIELDS or form or conversion):
+            raise InvalidValueError(f"{{{name}}} is unknown. The fields are {known}.")
+    # The other fields can be empty, and providers refuse messages without text.
+    if not text.format(agent="", reason="it", limit="", used="").strip():
+        raise InvalidValueError(f"It needs words besides {known}.")
+    return text
+
+
+HALT_MESSAGE: Final = CheckedKind[str](
+    phrase="a message with text, and any of the fields {agent}, {reason}, {limit} and {used}",
+    check=_halt_message,
+    parse=str,
+    schema={"type": "string", "minLength": 1},
+)
+
+
+# --- The policy of one agent, and the verdict that halts it ---------------------------------------
 
 Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")

@@ -14,28 +14,33 @@ from otel_limits.core.catalogue import (
     MODELS,
     PACKAGE,
     Catalogue,
+    PriceSteps,
     current_list,
     dearest_prices,
     installed_version,
     is_disputed,
     price_of,
+    price_steps,
 )
 from otel_limits.core.installing import install_command
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.core.labels import best_match
-from otel_limits.core.listings import canonical, is_local, vendor_by_id, vendor_of
 from otel_limits.core.loops import fingerprint
-from otel_limits.core.price import NO_QUOTE, Price, Quote
-from otel_limits.core.price_steps import PriceSteps, price_steps
-from otel_limits.core.regions import highest_premium, premium, region_of
-from otel_limits.core.stated_cost import priced_with
+from otel_limits.core.price import NO_QUOTE, Price, Quote, priced_with
 from otel_limits.core.terms import (
     AUTOMATIC,
     SEARCHES,
     STANDARD,
     BillableCall,
+    canonical,
+    highest_premium,
+    is_local,
     may_search,
+    premium,
+    region_of,
     search_fees,
+    vendor_by_id,
+    vendor_of,
 )
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.vendors.records import LOCAL, vendors

@@ -2,21 +2,161 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from decimal import Decimal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
 
-from otel_limits.core.listings import canonical, vendor_of
-from otel_limits.core.stated_cost import SEARCH_SIZE, SPEED, StatedCost, recorded, stated_in
+from otel_limits.core.price import SEARCH_SIZE, SPEED, StatedCost, recorded, stated_in
 from otel_limits.core.usage import NOTHING_REPORTED, Unplaced
-from otel_limits.vendors.records import vendors
+from otel_limits.vendors.records import GLOBAL, LOCAL, canonical_names, gateways, unlisted, vendors
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from decimal import Decimal
 
     from otel_limits.core.usage import Usage, UsageRecord
+    from otel_limits.vendors.records import Premium
+
+
+# --- The vendor of a model call, and its name for the model, from model ID and provider -----------
+
+BEDROCK: Final = re.compile(
+    r"([a-z-]+\.)?(ai21|amazon|anthropic|cohere|deepseek|google|luma|meta|minimax|mistral"
+    r"|moonshotai?|nvidia|openai|qwen|stability|twelvelabs|writer|xai|zai)\.[a-z]"
+)
+"""Model IDs of Amazon Bedrock, including inference profiles such as `us.` and `global.`."""
+
+BEDROCK_ARN: Final = re.compile(
+    r"arn:aws[a-z-]*:bedrock:[^:]*:[^:]*:(?:inference-profile|foundation-model)/(.+)"
+)
+"""An application's own profile (`application-inference-profile/…`) does not contain its model."""
+ARN: Final = "arn:"
+
+RESOURCE: Final = re.compile(r"(?:projects|publishers|models|tunedModels)/(?:.*/)?([^/]+)")
+"""Google's resource names: `models/gemini-…`, `publishers/google/models/…`, `projects/…`:
+https://ai.google.dev/api/models, https://google.aip.dev/122."""
+
+OFFLOADED: Final = "cloud"
+"""End of the tags of Ollama's cloud models, such as `:120b-cloud`: https://docs.ollama.com/cloud."""
+
+ADDRESSES: Final = 64
+"""Cached addresses."""
+
+
+class ModelListing(NamedTuple):
+    """A model on the price list; without a vendor, any that has this name."""
+
+    vendor: str | None
+    reference: str
+
+
+@functools.lru_cache(ADDRESSES)
+def vendor_at(address: str) -> str | None:
+    """Return the vendor at an address, if it identifies one."""
+    # Without slashes, `urlsplit` parses a host as a path, and Ollama's clients accept a bare one.
+    host = urlsplit(address if "//" in address else f"//{address}").hostname or ""
+    every = vendors().values()
+    return next((each.name for each in every if each.hosts and each.hosts.fullmatch(host)), None)
+
+
+def canonical(provider: str) -> str:
+    """Return a vendor's name on the price list, from any of its names."""
+    # In its own case first: model classes, such as MLXModel, contain capitals.
+    names = canonical_names()
+    return names.get(provider, names.get(provider.lower(), provider))
+
+
+def vendor_of(model: str, provider: str) -> str:
+    """Return the vendor; for a gateway, from the prefix of the model ID.
+
+    Args:
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
+    """
+    prefix, slash, _ = model.partition("/")
+    # Only for a gateway: elsewhere a slash is part of the name, as in `meta-llama/Llama-3`.
+    return canonical(prefix) if slash and provider in gateways() else provider
+
+
+def vendor_by_id(model: str) -> str | None:
+    """Return the only vendor with such model IDs; `None` if there may be several.
+
+    A framework's spans may contain the framework's name instead of the vendor's.
+    """
+    if BEDROCK.match(model) or (model.startswith(ARN) and ":bedrock:" in model):
+        return "aws"
+    return "google" if RESOURCE.fullmatch(model) else None
+
+
+def is_local(model: str, provider: str) -> bool:
+    """Return whether a model runs locally, so that its tokens are free.
+
+    Args:
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
+    """
+    is_offloaded = model.rpartition(":")[2].endswith(OFFLOADED)
+    return LOCAL in (provider, vendor_of(model, provider)) and not is_offloaded
+
+
+def listing_of(model: str, provider: str, *, known: bool) -> ModelListing | None:
+    """Return where to look up the price of a model.
+
+    Args:
+        model: The ID as sent.
+        provider: The provider, by its canonical name.
+        known: `provider` is on the price list.
+
+    Returns:
+        Vendor and name of the model; `None` if no list can contain it.
+    """
+    # Names that belong to one vendor take precedence, because gateways pass them on unchanged.
+    if found := BEDROCK_ARN.fullmatch(model):
+        listing = ModelListing("aws", found[1])
+    elif found := RESOURCE.fullmatch(model):
+        listing = ModelListing("google", found[1])
+    # The name of a gateway does not identify the vendor.
+    elif known and provider not in gateways():
+        prefix, slash, rest = model.partition("/")
+        own = rest if slash and canonical(prefix) == provider else model
+        listing = ModelListing(provider, _bare_id(own, provider))
+    else:
+        listing = _by_name(model, provider if known and provider != "litellm" else None)
+    # An operator's alias or private endpoint is on no list.
+    is_listed = unlisted().isdisjoint((provider, listing.vendor))
+    return listing if is_listed and not listing.reference.startswith(ARN) else None
+
+
+def _by_name(model: str, vendor: str | None) -> ModelListing:
+    """Return the vendor of a model by its name; `vendor` is that of a bare name."""
+    prefix, slash, rest = model.partition("/")
+    # Before the slash: IDs such as `us.anthropic.claude…` are Bedrock's, through any gateway.
+    if BEDROCK.match(model):
+        return ModelListing("aws", model)
+    # OpenAI's fine-tuned models, before the rule for colons below treats it as a tag.
+    if model.startswith("ft:"):
+        return ModelListing("openai", model)
+    if slash:
+        named = canonical(prefix)
+        return ModelListing(named, _bare_id(rest, named))
+    # A tag, as in `deepseek-r1:8b`, means a local server.
+    return ModelListing(LOCAL if ":" in model and not model.startswith(ARN) else vendor, model)
+
+
+def _bare_id(reference: str, vendor: str) -> str:
+    """Remove LiteLLM's infix between vendor and model, such as `converse/` or a region."""
+    if vendor == "aws":
+        return reference.rpartition("/")[2]
+    found = RESOURCE.fullmatch(reference)
+    return found[1] if found and vendor == "google" else reference
+
+
+# --- Pricing terms of a request: everything but tokens that its price depends on ------------------
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
@@ -289,3 +429,78 @@ def named_tier(tier: str) -> str:
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
     return STANDARD if name in STANDARDS else name
+
+
+# --- Where a call is processed, and what that adds to its price -----------------------------------
+
+NO_PREMIUM: Final = Decimal(1)
+
+
+def region_of(
+    model: str,
+    addresses: Iterable[str] = (),
+    *,
+    set_as: Iterable[str] = (),
+    of_client: Iterable[str] = (),
+) -> str | None:
+    """Return the region where a call is processed; `None` if it is global or nothing shows it.
+
+    Args:
+        model: The model ID as sent.
+        addresses: URLs or hosts of the endpoint.
+        set_as: Regions in the settings of the request.
+        of_client: Regions that the client would use by default.
+    """
+    in_hosts, in_model_ids = _patterns()
+    urls = [at if "//" in at else f"//{at}" for at in addresses]
+    found = (
+        *set_as,
+        *(found[1] for url in urls for each in in_hosts if (found := each.search(url))),
+        *(found[1] for each in in_model_ids if (found := each.search(model))),
+        *of_client,
+    )
+    region = next(iter(found), area_of(model)) or GLOBAL
+    return None if region == GLOBAL else region
+
+
+@cache
+def _patterns() -> tuple[list[re.Pattern[str]], list[re.Pattern[str]]]:
+    """Return the patterns of all vendors by which addresses and model IDs contain a region."""
+    rules = [each.region for each in vendors().values() if each.region is not None]
+    in_hosts = [each for rule in rules for each in rule.hosts]
+    return in_hosts, [each for rule in rules for each in rule.model_ids]
+
+
+def area_of(model: str) -> str | None:
+    """Return the area of an inference profile of Bedrock, such as `eu` or `global`."""
+    profile = BEDROCK.match(model.rpartition("/")[2])
+    return profile[1].rstrip(".") if profile and profile[1] else None
+
+
+def premium(vendor: str, model: str, region: str | None) -> Decimal | None:
+    """Return the factor on list prices; `None` if unknown.
+
+    Args:
+        vendor: The vendor, as named on the list.
+        model: The vendor's model ID.
+        region: The requested region, if any.
+    """
+    known = vendors().get(vendor)
+    if region is None or known is None or known.region is None:
+        return NO_PREMIUM
+    return _first(known.region.premium, model, region)
+
+
+def highest_premium(vendor: str, region: str) -> Decimal | None:
+    """Return the upper bound of an unknown `premium`; `None` if there is none."""
+    known = vendors().get(vendor)
+    return (
+        None if known is None or known.region is None else _first(known.region.dearest, "", region)
+    )
+
+
+def _first(premiums: Iterable[Premium], model: str, region: str) -> Decimal | None:
+    for each in premiums:
+        if each.models.match(model) and each.regions.fullmatch(region):
+            return each.factor
+    return None

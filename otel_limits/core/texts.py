@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.labels import MAX_LENGTH, clean, quoted
 from otel_limits.core.limits import (
     CONVERSATION_PREFIX,
+    EXTENSION,
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
     MAX_COST_STOP_REASON,
@@ -35,7 +36,6 @@ from otel_limits.core.limits import (
     USD,
     kind_of,
 )
-from otel_limits.core.origins import EXTENSION
 from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ WITH_SPANS: Final[set[str]] = set()
 
 def changed(expected: dict[str, str]) -> list[str]:
     """Return the names of OTEL_LIMITS_* variables that differ from the expected ones."""
-    from otel_limits.core.origins import PREFIX
+    from otel_limits.core.limits import PREFIX
     from otel_limits.settings.variables import environment
 
     ours = {name: text for name, text in environment().items() if name.startswith(PREFIX)}

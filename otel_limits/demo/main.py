@@ -21,8 +21,7 @@ from rich.text import Text
 
 from otel_limits.bindings.probing import release
 from otel_limits.bindings.script import runaway
-from otel_limits.core.events import Event, Stop
-from otel_limits.core.stop_json import stop_to_json
+from otel_limits.core.events import Event, Stop, stop_to_json
 from otel_limits.core.version import own_version
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.settings_reader import read_settings

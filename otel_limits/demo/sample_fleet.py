@@ -15,10 +15,9 @@ from importlib.resources import files
 from random import Random
 from typing import Any, Final
 
-from otel_limits.core.events import Event, QuotaGrant
+from otel_limits.core.events import Event, QuotaGrant, breach_from_json
 from otel_limits.core.limits import LIMITS, Limits
 from otel_limits.core.price import Price
-from otel_limits.core.stop_json import breach_from_json
 from otel_limits.demo.sample_invocation import Agent, Incident, Model, Plan, invocation_events
 from otel_limits.settings.table import PRESETS
 

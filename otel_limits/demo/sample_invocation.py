@@ -19,7 +19,7 @@ from otel_limits.core.events import (
     ToolCall,
     ToolStatus,
 )
-from otel_limits.core.origins import origins_of
+from otel_limits.core.limits import origins_of
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage

@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.listings import canonical, vendor_of
-from otel_limits.core.terms import billable_call_in_ledger
+from otel_limits.core.terms import billable_call_in_ledger, canonical, vendor_of
 from otel_limits.core.usage import NO_USAGE
 from otel_limits.ledger.calendar import QUARTER, QUARTER_SECONDS
 from otel_limits.ledger.litellm_logs import LITELLM

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from otel_limits.core.listings import BEDROCK, canonical, vendor_of
 from otel_limits.core.price import Price
+from otel_limits.core.terms import BEDROCK, canonical, vendor_of
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.file_export import PORTION, ExportedColumn
 from otel_limits.ledger.options import KEY_PREFIX

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from otel_limits.core.stated_cost import GATEWAY, OWN_COST, OWN_COST_BY
+from otel_limits.core.price import GATEWAY, OWN_COST, OWN_COST_BY
 from otel_limits.ledger.coding_agents import (
     CACHE_READ,
     CACHE_WRITE,

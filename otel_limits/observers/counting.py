@@ -20,7 +20,7 @@ from otel_limits.core.limits import (
     Limits,
     kind_of,
 )
-from otel_limits.core.stated_cost import differs
+from otel_limits.core.price import differs
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
 from otel_limits.observers.conventions import Conventions

@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import region_of
-from otel_limits.core.terms import STANDARD, PricingTerms
+from otel_limits.core.terms import STANDARD, PricingTerms, region_of, vendor_at
 from otel_limits.core.usage import NOTHING_REPORTED, UsageRecord
 from otel_limits.otel import semconv
 from otel_limits.usage import fields

@@ -14,7 +14,7 @@ from otel_limits.core.limits import (
     Breach,
 )
 from otel_limits.core.policy import Verdict
-from otel_limits.core.quota_state import QuotaRefusal
+from otel_limits.core.usage import QuotaRefusal
 from otel_limits.quotas.quota import in_unit, in_words, unit_name
 from otel_limits.quotas.store import FOREVER, Block, CountState, Demand, Reply, resets_at
 from otel_limits.quotas.windows import shown_time

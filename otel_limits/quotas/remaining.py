@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
-from otel_limits.core.quota_state import Remaining
+from otel_limits.core.usage import Remaining
 from otel_limits.core.wording import suggestion
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.quota import in_unit

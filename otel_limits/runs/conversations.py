@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import quoted
-from otel_limits.core.limits import CONVERSATION_PREFIX, Limits
-from otel_limits.core.origins import EXTENSION, origins_of
+from otel_limits.core.limits import CONVERSATION_PREFIX, EXTENSION, Limits, origins_of
 from otel_limits.core.usage import NO_COST, Tally
 from otel_limits.core.values import FrozenDict
 from otel_limits.runs.budget import Budget

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.events import TaskUsage
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
+from otel_limits.core.limits import EXTENSION, LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState, fingerprint
-from otel_limits.core.origins import EXTENSION
 from otel_limits.core.policy import Overrides, Policy
 from otel_limits.core.usage import SUMS
 from otel_limits.runs.budget import Budget

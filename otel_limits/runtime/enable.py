@@ -18,8 +18,14 @@ from otel_limits.bindings.known import know, know_installed, known_entry_points
 from otel_limits.bindings.third_party import Installed, entry_points_of
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, require_limits
-from otel_limits.core.origins import PRESET, caller_location
+from otel_limits.core.limits import (
+    LIMITS,
+    NO_LIMITS,
+    PRESET,
+    Limits,
+    caller_location,
+    require_limits,
+)
 from otel_limits.core.policy import Action, Overrides
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import closest_match

@@ -16,8 +16,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
-from otel_limits.core.limits import SHARED_LIMITS, Limits
-from otel_limits.core.origins import PREFIX
+from otel_limits.core.limits import PREFIX, SHARED_LIMITS, Limits
 from otel_limits.core.policy import NO_OVERRIDES, Overrides
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.table import variable_of

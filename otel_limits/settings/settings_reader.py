@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS, Limits
-from otel_limits.core.origins import PREFIX, PRESET, RUN
+from otel_limits.core.limits import LIMIT_NAMES, PREFIX, PRESET, RUN, SHARED_LIMITS, Limits
 from otel_limits.core.policy import Policy
 from otel_limits.core.wording import closest_match, suggestion
 from otel_limits.settings.run_options import options_in

@@ -14,8 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import MAX_AGENTS
-from otel_limits.core.limits import LIMITS, SHARED_LIMITS
-from otel_limits.core.origins import PREFIX
+from otel_limits.core.limits import LIMITS, PREFIX, SHARED_LIMITS
 from otel_limits.core.policy import Policy
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
-from otel_limits.core.stated_cost import (
+from otel_limits.core.price import (
     HEADER,
     INSTRUMENTATION,
     OWN_COST,

@@ -13,14 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.labels import clean
-from otel_limits.core.usage import (
-    NO_USAGE,
-    NOTHING_REPORTED,
-    Sure,
-    Unplaced,
-    Usage,
-    UsageRecord,
-)
+from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Unplaced, Usage, UsageRecord
 from otel_limits.usage import fields, words
 from otel_limits.usage.billing import billing_in, billing_in_span
 from otel_limits.usage.fields import Doubt, Fields, field_names

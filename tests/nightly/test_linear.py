@@ -19,11 +19,10 @@ from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.cli import main
 from otel_limits.core.failures import is_failure, without_moving_parts
 from otel_limits.core.labels import clean
-from otel_limits.core.listings import listing_of, vendor_of
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.policy import Policy
-from otel_limits.core.regions import area_of, premium
 from otel_limits.core.secrets import redact_message, redact_url
+from otel_limits.core.terms import area_of, listing_of, premium, vendor_of
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.documents import documents_in
 from otel_limits.ledger.otlp import read_spans

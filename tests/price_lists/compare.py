@@ -24,10 +24,8 @@ import yaml
 
 from otel_limits.core import catalogue, pricing
 from otel_limits.core.catalogue import CatalogEntry, current_list, is_of_family
-from otel_limits.core.listings import canonical, listing_of
 from otel_limits.core.pricing import Prices
-from otel_limits.core.regions import region_of
-from otel_limits.core.terms import BillableCall
+from otel_limits.core.terms import BillableCall, canonical, listing_of, region_of
 from otel_limits.core.usage import Usage
 from otel_limits.vendors.records import vendors
 from tests.readme import table

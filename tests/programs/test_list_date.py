@@ -8,7 +8,7 @@ from datetime import date
 
 import pytest
 
-from otel_limits.core.list_date import RELEASED
+from otel_limits.core.catalogue import RELEASED
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"

@@ -12,9 +12,8 @@ from strands.multiagent import GraphBuilder
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, enable
-from otel_limits.core.halt_message import HALT_MESSAGE_DEFAULT
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
-from otel_limits.core.policy import Verdict
+from otel_limits.core.policy import HALT_MESSAGE_DEFAULT, Verdict
 from otel_limits.core.texts import for_end_user, for_model
 from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 

@@ -13,9 +13,16 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.cli.doctor.check_context import Context
 from otel_limits.cli.doctor.checks import findings_of
-from otel_limits.core import list_date
-from otel_limits.core.catalogue import LIST, current_list
-from otel_limits.core.list_date import OLD, PRICE_CHANGE, RELEASED, list_in_use, old_list
+from otel_limits.core import catalogue
+from otel_limits.core.catalogue import (
+    LIST,
+    OLD,
+    PRICE_CHANGE,
+    RELEASED,
+    current_list,
+    list_in_use,
+    old_list,
+)
 
 pytestmark = pytest.mark.skipif(
     sys.version_info < (3, 11), reason="genai-prices cannot be installed on Python 3.10"
@@ -29,7 +36,7 @@ def installed() -> str:
 
 def date_of_installed() -> date:
     """Return the date of the list."""
-    found = list_date.list_date(installed())
+    found = catalogue.list_date(installed())
     assert found is not None
     return found
 
@@ -37,18 +44,18 @@ def date_of_installed() -> date:
 def travel(monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """Make the list this many days old."""
     now = date_of_installed() + timedelta(days=days)
-    monkeypatch.setattr(list_date, "today", lambda: now)
+    monkeypatch.setattr(catalogue, "today", lambda: now)
     monkeypatch.setitem(RELEASED, installed(), now - timedelta(days=days))
 
 
 def test_list_is_not_dated_in_the_future(monkeypatch: pytest.MonkeyPatch) -> None:
     """A price that begins next month does not make a list new."""
-    assert date_of_installed() <= list_date.today()
+    assert date_of_installed() <= catalogue.today()
     monkeypatch.delitem(RELEASED, installed(), raising=False)
     on_list = date_of_installed()
-    monkeypatch.setattr(list_date, "today", lambda: on_list - timedelta(days=1))
+    monkeypatch.setattr(catalogue, "today", lambda: on_list - timedelta(days=1))
     assert date_of_installed() < on_list
-    monkeypatch.setattr(list_date, "today", lambda: date(2100, 1, 1))
+    monkeypatch.setattr(catalogue, "today", lambda: date(2100, 1, 1))
     assert date_of_installed() > on_list
 
 

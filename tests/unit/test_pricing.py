@@ -17,12 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.core.catalogue import (
-    UNREPORTED_RATES,
-    CatalogEntry,
-    current_list,
-    price_of,
-)
+from otel_limits.core.catalogue import UNREPORTED_RATES, CatalogEntry, current_list, price_of
 from otel_limits.core.policy import Policy
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import Prices

@@ -12,7 +12,7 @@ import pytest
 import otel_limits
 from otel_limits import ConfigurationError, enable
 from otel_limits.cli import main
-from otel_limits.core.origins import PREFIX
+from otel_limits.core.limits import PREFIX
 from otel_limits.core.values import CheckedKind
 from otel_limits.settings.settings_reader import near_misses, read_settings
 from otel_limits.settings.table import POLICY_FIELDS, PROCESS_FIELDS, SETTINGS

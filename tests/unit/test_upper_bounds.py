@@ -408,8 +408,8 @@ def test_quota_in_usd_without_a_price_asks_for_one(
 
 def test_stop_after_an_upper_bound_survives_the_message(make_agent: MakeAgent) -> None:
     """The marker in the last message keeps that the amount is one at most."""
+    from otel_limits.core.events import stop_from_json, stop_to_json
     from otel_limits.core.limits import Breach
-    from otel_limits.core.stop_json import stop_from_json, stop_to_json
 
     breach = Breach("max_cost_usd", 1, 2, "max_cost_usd", "USD", at_most=True)
     stop = Stop(reason="max_cost_usd", action="halted", breach=breach, breaches=(breach,))

@@ -14,10 +14,8 @@ import pytest
 
 from otel_limits.bindings.request_settings import setting_names
 from otel_limits.bindings.strands.request_terms import terms_of
-from otel_limits.core.listings import vendor_at
 from otel_limits.core.pricing import Prices
-from otel_limits.core.regions import highest_premium, premium, region_of
-from otel_limits.core.terms import billable_call
+from otel_limits.core.terms import billable_call, highest_premium, premium, region_of, vendor_at
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel
 from otel_limits.vendors.facts import facts

@@ -17,9 +17,7 @@ from otel_limits.bindings.request_settings import (
     settings_in,
 )
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import region_of
-from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
+from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms, region_of, vendor_at
 from otel_limits.vendors.records import HIDDEN_REGION
 
 if TYPE_CHECKING:

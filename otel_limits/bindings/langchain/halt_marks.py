@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.core.stop_json import MARKER, marked_stop
+from otel_limits.core.events import MARKER, marked_stop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,9 +12,7 @@ from otel_limits.bindings.invocation import ToolAnswer
 from otel_limits.bindings.openai_agents.private_sdk_names import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.listings import vendor_at
-from otel_limits.core.regions import region_of
-from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
+from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms, region_of, vendor_at
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import completed_by, record_of_usage
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text

@@ -10,8 +10,8 @@ import wrapt
 
 from otel_limits.bindings.span_writer import json_value
 from otel_limits.bindings.strands.marks import marker_of
+from otel_limits.core.events import MARKER
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.stop_json import MARKER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

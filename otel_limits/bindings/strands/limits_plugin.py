@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from strands.plugins import Plugin
 
-from otel_limits.core.limits import NO_LIMITS, Limits
-from otel_limits.core.origins import caller_location
+from otel_limits.core.limits import NO_LIMITS, Limits, caller_location
 from otel_limits.core.policy import Action, Overrides
 
 if TYPE_CHECKING:

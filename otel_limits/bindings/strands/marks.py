@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.errors import stop_of_error
-from otel_limits.core.stop_json import MARKER, stop_from_json, stop_to_json
+from otel_limits.core.events import MARKER, stop_from_json, stop_to_json
 from otel_limits.otel.span_names import SpanNames
 
 if TYPE_CHECKING:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.halted_agents import is_text_of_halt
 from otel_limits.bindings.strands.marks import INNER, mark, stops_of
-from otel_limits.core.events import Stop
+from otel_limits.core.events import MARKER, Stop, breach_from_json, stop_to_json
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.limits import STOP_REASONS
 from otel_limits.core.policy import Verdict
-from otel_limits.core.stop_json import MARKER, breach_from_json, stop_to_json
 from otel_limits.core.texts import for_operator
 
 if TYPE_CHECKING:

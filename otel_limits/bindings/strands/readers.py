@@ -12,7 +12,7 @@ from strands.tools.structured_output.structured_output_tool import StructuredOut
 
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.stated_cost import SPEED
+from otel_limits.core.price import SPEED
 from otel_limits.usage.normaliser import completed_by, record_of_response, record_of_usage
 from otel_limits.usage.text import as_json
 from otel_limits.vendors.records import BLOCKED

@@ -10,8 +10,7 @@ from otel_limits.bindings.request_settings import ModelSetting, setting_names
 from otel_limits.bindings.strands.private import custom_client
 from otel_limits.bindings.strands.readers import model_id, provider_of
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.core.listings import canonical
-from otel_limits.core.regions import area_of, region_of
+from otel_limits.core.terms import area_of, canonical, region_of
 from otel_limits.vendors.records import HIDDEN_REGION
 
 LITELLM_VERTEX: Final = "us-central1"

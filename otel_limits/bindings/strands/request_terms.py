@@ -17,8 +17,14 @@ from otel_limits.bindings.strands.private import bedrock_url, custom_client
 from otel_limits.bindings.strands.readers import DICTIONARIES, known_provider, model_id, provider_of
 from otel_limits.bindings.strands.request_regions import request_region, variable
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.core.listings import canonical, vendor_at, vendor_of
-from otel_limits.core.terms import DEFAULT_TERMS, FIVE_MINUTES, PricingTerms
+from otel_limits.core.terms import (
+    DEFAULT_TERMS,
+    FIVE_MINUTES,
+    PricingTerms,
+    canonical,
+    vendor_at,
+    vendor_of,
+)
 
 CACHED: Final = ("cache_config", "cache_tools")
 CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")

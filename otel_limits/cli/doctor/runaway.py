@@ -21,7 +21,7 @@ from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.cli.doctor.launcher import UnknownLauncherError
 from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.installing import install_command
-from otel_limits.core.origins import PREFIX
+from otel_limits.core.limits import PREFIX
 from otel_limits.core.secrets import redact_text
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import OUTDATED, RENEW

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import Names, matching, specificity
-from otel_limits.core.limits import LIMIT_NAMES, LIMITS, SHARED_LIMITS, Limits
-from otel_limits.core.origins import file_name
+from otel_limits.core.limits import LIMIT_NAMES, LIMITS, SHARED_LIMITS, Limits, file_name
 from otel_limits.core.values import FrozenDict, MappingKind
 from otel_limits.settings.table import POLICY_FIELDS, Setting
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from otel_limits.core.file_parts import KeyPath, Part, mistakes_in
-from otel_limits.core.limits import SHARED_LIMITS
-from otel_limits.core.origins import file_name
+from otel_limits.core.limits import SHARED_LIMITS, file_name
 from otel_limits.core.policy import COST
 from otel_limits.core.pricing import Prices, missing_prices
 from otel_limits.settings.policy import yaml_tree

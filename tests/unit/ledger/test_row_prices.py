@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
 
-from otel_limits.core import price_steps
+from otel_limits.core import catalogue
 from otel_limits.core.catalogue import current_list
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
@@ -111,7 +111,7 @@ def microseconds(moment: datetime) -> int:
     return (moment - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
 
 
-def _row(rolled: random.Random, steps: price_steps.PriceSteps) -> Row:
+def _row(rolled: random.Random, steps: catalogue.PriceSteps) -> Row:
     day = rolled.choice(steps.dates) + timedelta(days=rolled.randint(-1, 1))
     at = datetime.combine(day, rolled.choice((time(), *steps.times)), timezone.utc)
     at += timedelta(microseconds=rolled.choice((-1, 0, 1, rolled.randrange(10**10))))
@@ -195,7 +195,7 @@ def test_list_with_unknown_conditions_is_quoted_row_by_row(monkeypatch: pytest.M
     )
     assert isinstance(model.prices, list)
     monkeypatch.setattr(model.prices[-1], "constraint", Weekend())
-    monkeypatch.setattr(price_steps, "current_list", lambda: changed)
+    monkeypatch.setattr(catalogue, "current_list", lambda: changed)
     prices = Prices(OWN)
     assert prices.steps() is None
     row = Row(10**15, "gpt-4o", "openai", 10, 10)

@@ -23,7 +23,7 @@ from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, s
 from otel_limits.audit.spend import SPEND
 from otel_limits.cli import main
 from otel_limits.cli.show.answer_schema import schema_of
-from otel_limits.core import list_date
+from otel_limits.core import catalogue
 from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 
@@ -600,8 +600,8 @@ def test_price_list_is_shown_with_its_date(
 ) -> None:
     """A reader of costs sees how old the prices may be; from 60 days on, a warning says so."""
     assert main(["audit", "spend"]) == 0
-    assert f"Installed price list: {list_date.list_in_use()}." in plain(capsys.readouterr().out)
-    monkeypatch.setattr(list_date, "today", lambda: date(2100, 1, 1))
+    assert f"Installed price list: {catalogue.list_in_use()}." in plain(capsys.readouterr().out)
+    monkeypatch.setattr(catalogue, "today", lambda: date(2100, 1, 1))
     assert main(["audit", "spend"]) == 0
     assert "Run: pip install --upgrade genai-prices" in plain(capsys.readouterr().out)
 

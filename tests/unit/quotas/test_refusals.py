@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import baggage, context
 
 import otel_limits
-from otel_limits.core.quota_state import QuotaRefusal
+from otel_limits.core.usage import QuotaRefusal
 from otel_limits.testing import ScriptedModel, endless, says
 
 if TYPE_CHECKING:
