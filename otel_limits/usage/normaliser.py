@@ -10,18 +10,90 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.labels import clean
+from otel_limits.core.price import (
+    HEADER,
+    INSTRUMENTATION,
+    OWN_COST,
+    OWN_COST_BY,
+    SEARCH_SIZE,
+    SPEED,
+)
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Sure, Unplaced, Usage, UsageRecord
-from otel_limits.usage import fields, words
-from otel_limits.usage.billing import billing_in, billing_in_span
-from otel_limits.usage.fields import Doubt, Fields, field_names
-from otel_limits.usage.words import INPUT, OUTPUT, TOTAL
-from otel_limits.vendors.records import UsageRule, vendors_of_classes
+from otel_limits.usage import fields
+from otel_limits.usage.fields import INPUT, OUTPUT, TOTAL, Doubt, Fields, field_names, within_usage
+from otel_limits.vendors.facts import facts
+from otel_limits.vendors.records import UsageRule, cost_rules, vendors_of_classes
 
 if TYPE_CHECKING:
     from otel_limits.core.events import CallKind
+
+
+# --- Reads the fields of a usage that decide its price without being tokens -----------------------
+
+
+@functools.cache
+def _paths() -> tuple[tuple[str, ...], ...]:
+    """Return the levels of all such fields."""
+    rules = cost_rules().values()
+    costs = [path for rule in rules for path in (rule.field, rule.own_key, rule.has_own_key)]
+    paths = dict.fromkeys([*costs, HEADER, SPEED, SEARCH_SIZE])
+    return tuple(tuple(path.split(".")) for path in paths if path)
+
+
+def billing_in(raw: object) -> dict[str, object]:
+    """Return the fields of a usage as sent, by their path.
+
+    Args:
+        raw: A dictionary, an object of a client library, or the headers of a response.
+    """
+    if raw is None:
+        return {}
+    found: dict[str, object] = {}
+    fields = raw if isinstance(raw, Mapping) else None
+    for path in _paths():
+        # Most usages have none of them.
+        if fields is not None and path[0] not in fields:
+            continue
+        if (value := _at(raw, path)) is not None:
+            found[".".join(path)] = value
+    return found
+
+
+def billing_in_span(attributes: Mapping[str, Any]) -> dict[str, object]:
+    """Return the same from the attributes of a span.
+
+    A cost there was computed by the instrumentation, unless otel-limits has copied that of the
+    response.
+    """
+    found = {name: attributes[name] for name in (OWN_COST, OWN_COST_BY) if name in attributes}
+    computed = next((attributes[name] for name in _computed() if name in attributes), None)
+    if computed is not None:
+        found[INSTRUMENTATION] = computed
+    for name, value in attributes.items():
+        if (within := within_usage(name)) in (SPEED, SEARCH_SIZE):
+            found[within] = value
+    return found
+
+
+@functools.cache
+def _computed() -> Iterable[str]:
+    """Return the attributes of spans that have a cost."""
+    return tuple(facts("usage/fields.yaml")["costs"])
+
+
+def _at(raw: object, path: Iterable[str]) -> object:
+    """Return what is at a path; `None` if it is not there, or has further levels."""
+    for name in path:
+        raw = raw.get(name) if isinstance(raw, Mapping) else getattr(raw, name, None)
+    return raw if isinstance(raw, (bool, int, float, Decimal, str)) else None
+
+
+# --- Normalize vendor usage into one record type --------------------------------------------------
+# Used for streams, spans and imported files.
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""
@@ -199,16 +271,16 @@ def _record(found: Fields, rule: UsageRule) -> UsageRecord:
         return _nothing_understood(found)
     sent, output, total = (found.count(kind) for kind in NEEDED)
     # An intersection is of both.
-    spoken = found.count(words.CACHED_AUDIO) or 0
-    read, written = max(found.count(words.CACHE_READ) or 0, spoken), _written(found)
+    spoken = found.count(fields.CACHED_AUDIO) or 0
+    read, written = max(found.count(fields.CACHE_READ) or 0, spoken), _written(found)
     reported = Usage(input=sent or 0, output=output or 0, cache_read=read, cache_write=written)
     if rule.zeros_are_made_up and not (sent or output or total):
         return replace(_nothing_understood(found), reported=reported, total=total)
-    thoughts = found.count(words.REASONING)
+    thoughts = found.count(fields.REASONING)
     placed = _placement(found, rule, read + written, thoughts or 0)
     if sent is not None:
-        sent += placed.cached + (found.count(words.TOOL_PROMPT) or 0)
-    elif (fresh := found.count(words.FRESH)) is not None:
+        sent += placed.cached + (found.count(fields.TOOL_PROMPT) or 0)
+    elif (fresh := found.count(fields.FRESH)) is not None:
         sent = fresh + read + written
     least = max(output or 0, thoughts or 0)
     if output is not None:
@@ -225,11 +297,11 @@ def _record(found: Fields, rule: UsageRule) -> UsageRecord:
         cache_write=written,
         cache_write_1h=_written_for_an_hour(found, written),
         reasoning=thoughts if output is None or least <= output else None,
-        input_audio=max(found.count(words.INPUT_AUDIO) or 0, spoken)
+        input_audio=max(found.count(fields.INPUT_AUDIO) or 0, spoken)
         if spoken
-        else found.count(words.INPUT_AUDIO),
-        output_audio=found.count(words.OUTPUT_AUDIO),
-        web_searches=found.count(words.WEB_SEARCHES),
+        else found.count(fields.INPUT_AUDIO),
+        output_audio=found.count(fields.OUTPUT_AUDIO),
+        web_searches=found.count(fields.WEB_SEARCHES),
     )
     return _without_doubts(
         UsageRecord(
@@ -270,13 +342,13 @@ def _names_of(doubts: Iterable[Doubt]) -> tuple[str, ...]:
 
 def _written(found: Fields) -> int:
     """Return the tokens written to a cache: the vendor's sum, or the sum of the parts."""
-    by_ttl = [found.count(kind) or 0 for kind in (words.CACHE_WRITE_5M, words.CACHE_WRITE_1H)]
-    return max(found.count(words.CACHE_WRITE) or 0, sum(by_ttl))
+    by_ttl = [found.count(kind) or 0 for kind in (fields.CACHE_WRITE_5M, fields.CACHE_WRITE_1H)]
+    return max(found.count(fields.CACHE_WRITE) or 0, sum(by_ttl))
 
 
 def _written_for_an_hour(found: Fields, written: int) -> int | None:
     """Return those written for an hour; if only the others are reported, the rest."""
-    told, others = found.count(words.CACHE_WRITE_1H), found.count(words.CACHE_WRITE_5M)
+    told, others = found.count(fields.CACHE_WRITE_1H), found.count(fields.CACHE_WRITE_5M)
     if told is not None or others is None:
         return told
     # cacheDetails are a "breakdown of cache writes by TTL":
@@ -313,7 +385,7 @@ def _placement(found: Fields, rule: UsageRule, cached: int, thoughts: int) -> Pl
     elif total is None or rule.total_repeats_cache:
         return by_rule
     else:
-        sent += found.count(words.TOOL_PROMPT) or 0
+        sent += found.count(fields.TOOL_PROMPT) or 0
         return _by_total(rule, (sent, output, total), (cached, thoughts), by_rule)
     return by_rule
 
@@ -423,13 +495,13 @@ def _without_doubts(
 
 NOTHING_WRITTEN: Final = {"cache_write": 0, "cache_write_1h": None}
 UNKNOWN_PARTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    words.CACHE_READ: {"cache_read": 0},
-    words.CACHE_WRITE: NOTHING_WRITTEN,
-    words.CACHE_WRITE_5M: NOTHING_WRITTEN,
-    words.CACHE_WRITE_1H: NOTHING_WRITTEN,
-    words.REASONING: {"reasoning": None},
-    words.INPUT_AUDIO: {"input_audio": None},
-    words.OUTPUT_AUDIO: {"output_audio": None},
+    fields.CACHE_READ: {"cache_read": 0},
+    fields.CACHE_WRITE: NOTHING_WRITTEN,
+    fields.CACHE_WRITE_5M: NOTHING_WRITTEN,
+    fields.CACHE_WRITE_1H: NOTHING_WRITTEN,
+    fields.REASONING: {"reasoning": None},
+    fields.INPUT_AUDIO: {"input_audio": None},
+    fields.OUTPUT_AUDIO: {"output_audio": None},
 }
 """The values of parts with several counts."""
 

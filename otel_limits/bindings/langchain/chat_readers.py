@@ -15,8 +15,8 @@ from otel_limits.bindings.vendor_usage import reads_usage
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.runs.calls import InFlightCall
+from otel_limits.usage.fields import token_count
 from otel_limits.usage.normaliser import completed_by, record_of_usage
-from otel_limits.usage.numbers import token_count
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 from otel_limits.vendors.records import BLOCKED
 

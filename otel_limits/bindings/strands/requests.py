@@ -9,7 +9,7 @@ from otel_limits.bindings.strands.readers import DICTIONARIES, model_id, provide
 from otel_limits.bindings.strands.request_terms import terms_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.usage.numbers import token_count
+from otel_limits.usage.fields import token_count
 
 OUTPUT_CAPS: Final = (
     "max_tokens",

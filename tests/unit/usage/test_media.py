@@ -13,13 +13,15 @@ import pytest
 from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.testing import ScriptedModel
 from otel_limits.usage.media import (
+    pages_of,
     recipient,
+    seconds_of,
+    size_of,
     tokens_of_audio,
     tokens_of_document,
     tokens_of_image,
     tokens_of_video,
 )
-from otel_limits.usage.media_files import pages_of, seconds_of, size_of
 
 WIDTH, HEIGHT = 1_000, 800
 

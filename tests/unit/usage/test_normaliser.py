@@ -12,14 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_limits.core.usage import MAX_TOKENS, Usage, UsageRecord
-from otel_limits.usage.fields import field_names
+from otel_limits.usage.fields import field_names, lexicon, meaning_of
 from otel_limits.usage.normaliser import (
     completed,
     record_of_response,
     record_of_span,
     record_of_usage,
 )
-from otel_limits.usage.words import lexicon, meaning_of
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import Cached, Rest, vendors_of_classes
 from tests.usage_grammar import Case, cases, innocents
