@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.texts import for_end_user, for_model
-from otel_limits.runs.current import is_within
+from otel_limits.runs.registry import is_within
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
-    from otel_limits.runs.current import TaskScope
+    from otel_limits.runs.registry import TaskScope
     from otel_limits.runs.run import Run
 
 EDGE: Final = r"""["']|\\n"""

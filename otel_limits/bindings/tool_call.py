@@ -22,7 +22,7 @@ from otel_limits.core.internal_errors import (
 )
 from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.current import (
+from otel_limits.runs.registry import (
     CURRENT,
     TASK_SCOPE,
     TaskScope,

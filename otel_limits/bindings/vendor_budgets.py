@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from otel_limits.bindings.gateways import budget_refusal
 from otel_limits.core.errors import StopNote
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.current import CURRENT
+from otel_limits.runs.registry import CURRENT
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.ledger.otlp import Span, SpanKey, read_spans
-from otel_limits.runs.responses import SeenResponses
+from otel_limits.runs.spans import SeenResponses
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence

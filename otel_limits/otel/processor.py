@@ -11,9 +11,9 @@ from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, kind_of, shown_call
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.current import CURRENT, enclosing_call_of
+from otel_limits.runs.registry import CURRENT, enclosing_call_of
 from otel_limits.runs.run import Run
-from otel_limits.runs.span_tree import UnreportedCall
+from otel_limits.runs.spans import UnreportedCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from otel_limits.otel.kinds import OperationKind, ShownCall
     from otel_limits.otel.span_names import SpanNames
     from otel_limits.runs.registry import RunRegistry
-    from otel_limits.runs.span_tree import SpanNode
+    from otel_limits.runs.spans import SpanNode
 
 
 class LimitsSpanProcessor(SpanProcessor):

@@ -56,8 +56,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.budget import Budget
     from otel_limits.runs.calls import InFlightCall
     from otel_limits.runs.failure_rows import Failure
-    from otel_limits.runs.span_tree import UnreportedCall
-    from otel_limits.runs.spans import Spans
+    from otel_limits.runs.spans import Spans, UnreportedCall
     from otel_limits.runs.tasks import Task
 
 FIRST_REPETITION: Final = {

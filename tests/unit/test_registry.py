@@ -16,7 +16,7 @@ from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import MAX_AGE_SECONDS, RunRegistry
 from otel_limits.runs.run import Run, add_call
-from otel_limits.runs.span_tree import MOST_ENDED
+from otel_limits.runs.spans import MOST_ENDED
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:

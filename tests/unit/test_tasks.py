@@ -16,8 +16,7 @@ from otel_limits.observers.log import LogObserver
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import RunRegistry
-from otel_limits.runs.task_records import InvalidRecordError, record_of
-from otel_limits.runs.tasks import MAX_DAYS, InterruptedTasks, Task
+from otel_limits.runs.tasks import MAX_DAYS, InterruptedTasks, InvalidRecordError, Task, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -39,7 +39,7 @@ from otel_limits.bindings.model_call import (
 )
 from otel_limits.bindings.pending_waits import InvocationEndedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
-from otel_limits.runs.current import ENCLOSING_CALL
+from otel_limits.runs.registry import ENCLOSING_CALL
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable, Mapping

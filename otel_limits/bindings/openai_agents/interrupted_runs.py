@@ -17,8 +17,7 @@ from agents import RunState
 from otel_limits.bindings.openai_agents.state_usage import task_of
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.runs.task_records import InvalidRecordError
-from otel_limits.runs.tasks import Task
+from otel_limits.runs.tasks import InvalidRecordError, Task
 
 if TYPE_CHECKING:
     from otel_limits.bindings.framework import Host

@@ -14,7 +14,7 @@ from otel_limits.bindings import extensions
 from otel_limits.bindings.strands.private import interrupt_state
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.current import current
+from otel_limits.runs.registry import current
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:

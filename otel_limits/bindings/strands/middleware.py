@@ -45,7 +45,7 @@ from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall
+from otel_limits.runs.registry import ENCLOSING_CALL, EnclosingCall
 from otel_limits.runs.run import Group, Run
 
 if TYPE_CHECKING:

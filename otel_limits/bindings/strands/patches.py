@@ -15,7 +15,7 @@ from otel_limits.bindings.strands.model_patches import ModelPatcher
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.stream_context import keep_apart
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.current import CURRENT
+from otel_limits.runs.registry import CURRENT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.context import attach, detach, get_current
 
 from otel_limits.core.internal_errors import report_suppressed
-from otel_limits.runs.current import CURRENT, TASK_SCOPE
+from otel_limits.runs.registry import CURRENT, TASK_SCOPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from opentelemetry.context import Context
 
-    from otel_limits.runs.current import TaskScope
+    from otel_limits.runs.registry import TaskScope
     from otel_limits.runs.run import Group, Run
 
 
