@@ -15,7 +15,7 @@ from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits.bindings.known import OURS
 from otel_limits.core.secrets import redact_url
-from otel_limits.otel.fallback_provider import keep_replaceable
+from otel_limits.otel.provider import keep_replaceable
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.runtime.wiring import make_tracer_provider

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.invocation import InvocationInProgress
     from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.otel.kinds import SpanNames
 
 
 class BaseFramework(ABC):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Policy
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.otel.kinds import SpanNames
     from otel_limits.runs.registry import RunRegistry
 
 

@@ -17,14 +17,14 @@ from otel_limits.bindings.third_party import (
     read_installed,
 )
 from otel_limits.core.events import stop_from_json
-from otel_limits.otel.span_names import OWN_SPANS
+from otel_limits.otel.kinds import OWN_SPANS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.events import Stop
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.otel.kinds import SpanNames
 
 OURS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 """The frameworks with a binding in otel-limits."""

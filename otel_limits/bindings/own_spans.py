@@ -15,7 +15,7 @@ from opentelemetry import trace
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.price import OWN_COST, OWN_COST_BY
 from otel_limits.otel import semconv
-from otel_limits.otel.span_names import OWN_SPANS
+from otel_limits.otel.kinds import OWN_SPANS
 
 if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework, Gap, Host
     from otel_limits.bindings.script import ScriptedRun
     from otel_limits.core.events import Stop
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.otel.kinds import SpanNames
 
 GROUP: Final = "otel_limits.frameworks"
 """The group of the entry points."""

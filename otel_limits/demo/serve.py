@@ -21,7 +21,7 @@ from otel_limits.bindings.probing import release
 from otel_limits.demo.live_fleet import BURNING, LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS
 from otel_limits.demo.sample_invocation import TENANT
-from otel_limits.otel.fallback_provider import FallbackProvider, set_fallback
+from otel_limits.otel.provider import FallbackProvider, set_fallback
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings, settings_with

@@ -25,9 +25,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_error, redact_url
-from otel_limits.otel.fallback_provider import FallbackProvider
-from otel_limits.otel.provider import current_provider
-from otel_limits.otel.resource import resource
+from otel_limits.otel.provider import FallbackProvider, current_provider, resource
 
 logger = logging.getLogger("otel_limits")
 

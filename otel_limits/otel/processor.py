@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import ReadableSpan, Span
 
-    from otel_limits.otel.kinds import OperationKind, ShownCall
-    from otel_limits.otel.span_names import SpanNames
+    from otel_limits.otel.kinds import OperationKind, ShownCall, SpanNames
     from otel_limits.runs.registry import RunRegistry
     from otel_limits.runs.spans import SpanNode
 

@@ -21,9 +21,8 @@ from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.policy import NO_OVERRIDES, Overrides, Policy
-from otel_limits.otel.fallback_provider import set_fallback
 from otel_limits.otel.processor import LimitsSpanProcessor
-from otel_limits.otel.provider import ProcessorInstaller
+from otel_limits.otel.provider import ProcessorInstaller, set_fallback
 from otel_limits.runs.registry import LIVE, RunRegistry
 from otel_limits.runtime.framework_imports import FrameworkImports
 from otel_limits.runtime.guard import Enforcement, Guard, Source

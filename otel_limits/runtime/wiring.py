@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.otel.export import OwnMeters
-    from otel_limits.otel.fallback_provider import FallbackProvider
+    from otel_limits.otel.provider import FallbackProvider
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import RunRegistry
@@ -104,7 +104,7 @@ def make_tracer_provider() -> FallbackProvider:
 def own_service() -> Service:
     """Return the service of this process, as far as configured."""
     from otel_limits.observers.service import service_of
-    from otel_limits.otel.resource import service_attributes
+    from otel_limits.otel.provider import service_attributes
 
     return service_of(service_attributes())
 

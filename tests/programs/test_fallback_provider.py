@@ -10,7 +10,7 @@ from opentelemetry.util._once import Once
 from strands.telemetry import tracer as strands_tracer
 
 from otel_limits import Event, Limits, enable
-from otel_limits.otel.fallback_provider import FallbackProvider
+from otel_limits.otel.provider import FallbackProvider
 from otel_limits.runtime.runtime import RUNTIME
 from tests.unit.test_fallback_provider import call_strands
 

@@ -19,7 +19,7 @@ from strands.telemetry import StrandsTelemetry
 from strands.telemetry import tracer as strands_tracer
 
 from otel_limits import Event, Limits, ModelCall, Started, Stop, disable, enable
-from otel_limits.otel.fallback_provider import FallbackProvider, set_fallback
+from otel_limits.otel.provider import FallbackProvider, set_fallback
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.langchain import graphs

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.errors import stop_of_error
 from otel_limits.core.events import MARKER, stop_from_json, stop_to_json
-from otel_limits.otel.span_names import SpanNames
+from otel_limits.otel.kinds import SpanNames
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping, Sequence

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from otel_limits.observers.instruments import INVOCATION_TURNS
-from otel_limits.otel.resource import resource
+from otel_limits.otel.provider import resource
 from tests.dashboards.servers import until
 from tests.otlp.receiver import Received, grpc_receiver, http_receiver
 from tests.paths import SCRIPTS
