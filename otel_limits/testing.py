@@ -14,7 +14,7 @@ OpenAI Agents SDK, with `Agent("boss", model=ScriptedAgentsModel(endless(uses("s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.installed import require
+from otel_limits.bindings.known import require
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.script import Answer, endless, fails, only, says, tokens, uses

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+import weakref
+from importlib import _bootstrap, import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_limits.core.internal_errors import suppress_errors
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 
 class Patches:
@@ -84,3 +91,85 @@ def subclasses_of(owner: type) -> list[type]:
     for each in derived:  # grows during the loop
         derived += each.__subclasses__()
     return derived
+
+
+# --- Wraps functions of a framework with functions that are imported at the first call ------------
+
+
+def wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
+    """Wrap a function of a framework, with a wrapper that is imported at its first call.
+
+    Modules of a framework import each other in circles, so while one of them is imported, ours
+    cannot import the others.
+
+    Args:
+        module: Our module.
+        name: The function in it that wraps the original.
+        original: The framework's function.
+    """
+
+    @functools.cache
+    def wrapped() -> Any:
+        return _wrapped(module, name, original) or original
+
+    @functools.wraps(original)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return wrapped()(*args, **kwargs)
+
+    @functools.wraps(original)
+    async def coroutine_method(*args: Any, **kwargs: Any) -> Any:
+        return await wrapped()(*args, **kwargs)
+
+    # Applications look at the kind of a function, e.g. to mock it.
+    return coroutine_method if inspect.iscoroutinefunction(original) else method
+
+
+@suppress_errors("binding")
+def _wrapped(module: str, name: str, original: Any) -> Any:
+    return getattr(import_module(module), name)(original)
+
+
+# --- Calls functions once modules of a framework have been imported, by this or another thread ----
+
+
+def when_imported(name: str, call: Callable[[Any], object]) -> None:
+    """Call a function with a module, now or at the end of its next import.
+
+    Args:
+        name: The module.
+        call: The function. Other threads can use the module only after it has returned.
+    """
+    import wrapt  # here, as commands that only read a ledger import this module
+
+    if is_under_way(name):  # wrapt would take it for complete
+        at_end_of_import(name, lambda: when_imported(name, call))
+    else:
+        wrapt.register_post_import_hook(call, name)
+
+
+def at_end_of_import(name: str, call: Callable[[], object]) -> None:
+    """Call a function when an import in progress ends or fails, in the thread that imports.
+
+    Python then drops the lock of the module, which nothing else keeps, except for threads that wait
+    for the same import: then the last of them calls the function.
+    """
+    of_module = _bootstrap._get_module_lock  # type: ignore[attr-defined]
+    weakref.finalize(of_module(name), call).atexit = False
+
+
+def is_under_way(name: str) -> bool:
+    """Return whether a module is being imported, by any thread."""
+    try:
+        # Not `getattr`, which would load a lazy module.
+        spec = object.__getattribute__(sys.modules[name], "__spec__")
+    except (AttributeError, KeyError):
+        return False
+    return bool(getattr(spec, "_initializing", False))
+
+
+def under_way(packages: Collection[str]) -> Iterator[str]:
+    """Yield the modules of top-level packages that are being imported, by any thread."""
+    # Python keeps a lock of each of them: looking at all modules took half of the time of `enable`.
+    for name in list(_bootstrap._module_locks):  # type: ignore[attr-defined]
+        if name.partition(".")[0] in packages and is_under_way(name):
+            yield name

@@ -8,15 +8,64 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from otel_limits.bindings.owned_streams import OwnedStream, owned
 from otel_limits.core.internal_errors import suppress_errors, suppress_lapses
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable
 
     from otel_limits.bindings.invocation import InvocationInProgress
+
+
+# --- Streams that the code which reads them also closes -------------------------------------------
+
+
+def owned(stream: Any) -> Any:
+    """Return an asynchronous stream that its reader closes, and no event loop.
+
+    A loop that ends closes all generators that it knows, concurrently. If one of them closes
+    another one, the loop logs the failure of one of the two.
+    """
+    is_generator = inspect.isasyncgen(stream)
+    return OwnedStream(stream) if is_generator else stream
+
+
+class OwnedStream:
+    """A generator of which no event loop knows, also if `generator` is read after its first part.
+
+    Args:
+        stream: The generator, of which nothing was read yet.
+    """
+
+    def __init__(self, stream: AsyncGenerator[Any, None]) -> None:
+        """Take over a generator."""
+        self.generator = stream
+
+    def __aiter__(self) -> OwnedStream:
+        """Return this stream."""
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        """Return the next part, and keep the first request for one from the event loop."""
+        # Generators report to their loop in the call, not in the wait that follows it.
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(None, None)
+        try:
+            return anext(self.generator)
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+
+    async def aclose(self) -> None:
+        """Close the generator."""
+        await self.generator.aclose()
+
+
+# --- Wrappers of methods that run an agent, from its start to its end: four ways to run one -------
+# Each takes a function that begins an invocation, with the arguments of the method; `None`, or an
+# error in it, means that there are no limits. It returns the wrapper of a method of one kind.
 
 BeginRun: TypeAlias = "Callable[..., InvocationInProgress | None]"
 Wrapper: TypeAlias = "Callable[[Any], Any]"

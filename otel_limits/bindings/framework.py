@@ -105,7 +105,7 @@ class Framework(Protocol):
     parts: Collection[str]
     """Optional modules of `packages`, checked only once a program imports them."""
     spans: SpanNames | None
-    """Its own spans. `None` if it makes none: `otel_limits.bindings.own_spans` does."""
+    """Its own spans. `None` if it makes none: `otel_limits.bindings.span_writer` does."""
     stop_reasons: Collection[str]
     """Reasons for which its invocations end without otel-limits."""
     successes: Collection[str]

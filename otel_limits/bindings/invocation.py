@@ -14,8 +14,13 @@ from opentelemetry import context as otel_context
 
 from otel_limits.bindings.admission import Admission, halt_from_error
 from otel_limits.bindings.extensions import declined_verdict, extension_of, question
-from otel_limits.bindings.own_spans import end_span, start_agent_span
-from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
+from otel_limits.bindings.span_writer import (
+    end_span,
+    start_agent_span,
+    write_end,
+    write_halt,
+    write_warnings,
+)
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.events import marked_stop
 from otel_limits.core.failures import first_line, without_moving_parts

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from otel_limits.bindings.probing import release
+from otel_limits.bindings.recognition import release
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.doctor.check_context import Context
 from otel_limits.cli.doctor.checks import findings_of

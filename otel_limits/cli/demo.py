@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import ArgumentTypeError, Namespace
 from typing import Any, Final
 
-from otel_limits.bindings.installed import installed_frameworks, missing_framework
+from otel_limits.bindings.known import installed_frameworks, missing_framework
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
 from otel_limits.core.values import PORT

@@ -89,8 +89,7 @@ def run(modules: list[str]) -> dict[str, Any]:
     """Call the agent of the first installed framework, and return the report."""
     from opentelemetry import trace
 
-    from otel_limits.bindings.installed import installed_frameworks
-    from otel_limits.bindings.known import know_installed
+    from otel_limits.bindings.known import installed_frameworks, know_installed
     from otel_limits.runtime.autoload import installed_autoload, outdated_autoload
     from otel_limits.runtime.runtime import RUNTIME
 
@@ -117,7 +116,7 @@ def run(modules: list[str]) -> dict[str, Any]:
 
 def report_on(framework: Any) -> dict[str, Any]:
     """Call the agent of a framework here, in a thread and in a child; return what happened."""
-    from otel_limits.bindings.probing import release
+    from otel_limits.bindings.recognition import release
     from otel_limits.bindings.third_party import BindingError
     from otel_limits.runtime.guard import probed
     from otel_limits.runtime.runtime import RUNTIME

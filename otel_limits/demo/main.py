@@ -19,7 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from otel_limits.bindings.probing import release
+from otel_limits.bindings.recognition import release
 from otel_limits.bindings.script import runaway
 from otel_limits.core.events import Event, Stop, stop_to_json
 from otel_limits.core.version import own_version

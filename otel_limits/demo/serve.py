@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.probing import release
+from otel_limits.bindings.recognition import release
 from otel_limits.demo.live_fleet import BURNING, LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS
 from otel_limits.demo.sample_invocation import TENANT

@@ -7,7 +7,7 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from otel_limits.bindings.import_hooks import (
+from otel_limits.bindings.class_patches import (
     at_end_of_import,
     is_under_way,
     under_way,

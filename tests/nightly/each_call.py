@@ -18,7 +18,7 @@ PACKAGE: Final = str(Path(otel_limits.__file__).parent)
 
 NOT_THROWN_IN: Final = (
     *("scripted_model.py", "scripted_chat_model.py", "scripted_agents_model.py"),
-    *("owned_streams.py", "pending_waits.py", "script.py"),
+    *("followed_runs.py", "admission.py", "script.py"),
 )
 """Scripted models, and the waits that every event goes through on its way."""
 

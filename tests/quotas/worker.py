@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 NEEDED = (
-    "otel_limits.bindings.strands.bidi",
+    "otel_limits.bindings.strands.realtime",
     "otel_limits.bindings.strands.tracked_requests",
     "otel_limits.ledger.database",
     "otel_limits.ledger.writer",

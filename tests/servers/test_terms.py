@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from strands.models import BedrockModel, CacheConfig, CacheToolsConfig
 
-from otel_limits.bindings.strands.request_terms import terms_of
+from otel_limits.bindings.strands.requests import terms_of
 from tests.unit.test_terms import HOUR, bedrock
 
 # --- cache lifetime -------------------------------------------------------------------------------

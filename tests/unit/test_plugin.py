@@ -23,7 +23,7 @@ from strands.telemetry import tracer as strands_tracer
 
 import otel_limits
 from otel_limits import Event, Limits, LimitsPlugin, ModelCall, Started, Stop, disable, enable
-from otel_limits.bindings.strands import attach
+from otel_limits.bindings.strands import agent_hooks
 from otel_limits.otel.processor import LimitsSpanProcessor
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import RUNTIME
@@ -326,7 +326,7 @@ def test_disable_restores_everything(
 ) -> None:
     """Registries, processors, classes and metrics are as before; only handlers stay."""
     # Agents with plugins that other tests keep alive would keep their classes patched.
-    monkeypatch.setattr(attach, "ALL_WITH_OWN", set())
+    monkeypatch.setattr(agent_hooks, "ALL_WITH_OWN", set())
     disable()
     agent = make_agent(runaway())
     before = seen_from_outside(agent)

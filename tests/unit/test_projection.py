@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.bindings.strands import projection
-from otel_limits.bindings.strands.projection import (
+from otel_limits.bindings.strands import requests
+from otel_limits.bindings.strands.requests import (
     ConversationTokens,
     projected_input,
     tokens_of_content,
@@ -91,7 +91,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         numbers.append(len(content))
         return tokens_of_content(content, to)
 
-    monkeypatch.setattr(projection, "tokens_of_content", count)
+    monkeypatch.setattr(requests, "tokens_of_content", count)
     return numbers
 
 
@@ -114,7 +114,7 @@ def test_trimmed_conversation_recounts_one_chunk(counted: list[int]) -> None:
     counted.clear()
     del messages[:2]
     cache.count(copy.deepcopy(messages), TO)
-    assert sum(counted) == projection.CHUNK_MESSAGES - 2
+    assert sum(counted) == requests.CHUNK_MESSAGES - 2
 
 
 def test_new_recipient_recounts_all(counted: list[int]) -> None:

@@ -15,7 +15,7 @@ from strands import Agent, tool
 from strands.multiagent import GraphBuilder, Swarm
 
 from otel_limits import Event, Limits, Started, enable
-from otel_limits.bindings.strands.stream_context import keep_apart
+from otel_limits.bindings.strands.patches import keep_apart
 from otel_limits.runs.registry import CURRENT, TASK_SCOPE
 from otel_limits.testing import ScriptedModel, says, uses
 

@@ -17,8 +17,7 @@ import pytest
 import otel_limits
 from otel_limits import Enforcing, Event, Limits, Stop
 from otel_limits.bindings import known
-from otel_limits.bindings.installed import installed_frameworks
-from otel_limits.bindings.known import OURS, installed_entry_points, know
+from otel_limits.bindings.known import OURS, installed_entry_points, installed_frameworks, know
 from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, entry_points_of
 from otel_limits.cli import main
 from otel_limits.core.policy import Policy
@@ -643,7 +642,7 @@ def test_framework_that_is_not_installed_is_no_supported_framework(
     install(site, "[otel_limits.frameworks]\nbotz = bots_limits:BOTS\n")
     (absent,) = (ThirdPartyFramework(each) for each in installed_entry_points().entry_points)
     monkeypatch.setattr(known, "FRAMEWORKS", [absent])
-    monkeypatch.setattr("otel_limits.bindings.installed.FRAMEWORKS", [absent])
+    monkeypatch.setattr("otel_limits.bindings.known.FRAMEWORKS", [absent])
     assert installed_frameworks() == []
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, get_args
 import pytest
 
 from otel_limits.bindings.request_settings import setting_names
-from otel_limits.bindings.strands.request_terms import terms_of
+from otel_limits.bindings.strands.requests import terms_of
 from otel_limits.core.pricing import Prices
 from otel_limits.core.terms import billable_call, highest_premium, premium, region_of, vendor_at
 from otel_limits.core.usage import Usage

@@ -2,32 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import weakref
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
-from langchain_core.runnables.config import ensure_config
+from langchain_core.runnables.config import ensure_config, merge_configs
 
+from otel_limits.bindings.admission import InvocationEndedError
 from otel_limits.bindings.invocation import requester_of_task
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
+    as_texts,
     call_to,
     chunk_of,
     has_usage,
     is_blocked,
     is_cached,
     messages_in,
+    nudged,
     usage_of,
+    with_note,
 )
-from otel_limits.bindings.langchain.graph_invocation import GraphInvocation
+from otel_limits.bindings.langchain.graph_invocation import (
+    GraphInvocation,
+    formats_answer,
+    obstacle_to_last_answer,
+)
 from otel_limits.bindings.langchain.graph_questions import ask, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
-from otel_limits.bindings.langchain.inner_streams import AnswerEndedError, AnswerReader, with_reader
-from otel_limits.bindings.langchain.last_answers import formats_answer, obstacle_to_last_answer
-from otel_limits.bindings.langchain.notes_for_chat import as_texts, nudged, with_note
 from otel_limits.bindings.model_call import (
     IDS,
     ModelCallInProgress,
@@ -37,15 +44,64 @@ from otel_limits.bindings.model_call import (
     follow_parts,
     follow_parts_async,
 )
-from otel_limits.bindings.pending_waits import InvocationEndedError
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.core.internal_errors import (
+    report_suppressed,
+    suppress_errors,
+    suppress_errors_async,
+)
 from otel_limits.runs.registry import ENCLOSING_CALL
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
 
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.calls import InFlightCall
+
+
+# --- Reads answers that a model streams while a method that returns whole answers runs ------------
+# LangChain does so if a reader of the graph asks for messages or events, and shows the parts to
+# callbacks only.
+
+
+class AnswerEndedError(BaseException):
+    """Ends an answer from a callback: LangChain only logs those that are an `Exception`."""
+
+
+class AnswerReader(BaseCallbackHandler):
+    """Notes each part of an answer, and ends the answer if its invocation was ended.
+
+    Args:
+        note: Called with each part.
+        is_cut: Returns, after each part, whether the invocation was ended.
+    """
+
+    run_inline = True
+    ignore_chat_model = True
+
+    def __init__(self, note: Callable[[Any], object], is_cut: Callable[[], bool]) -> None:
+        """Create a reader."""
+        self._note = note
+        self._is_cut = is_cut
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, **_: Any) -> None:  # noqa: ARG002
+        """Note a part."""
+        if chunk is not None:
+            self._note(chunk.message)
+        if self._is_cut():
+            raise AnswerEndedError
+
+
+def with_reader(callbacks: Any, reader: AnswerReader) -> Any:
+    """Return the callbacks of a request with a reader, which requests within it do not inherit."""
+    manager = callbacks.copy() if isinstance(callbacks, BaseCallbackManager) else None
+    if manager is None:
+        handlers = list(callbacks or ())
+        manager = BaseCallbackManager(handlers=handlers, inheritable_handlers=[*handlers])
+    manager.add_handler(reader, inherit=False)
+    return manager
+
+
+# --- Tracks every model call of LangChain: what its requests, answers and ends are ----------------
 
 ASKED: Final = ("input", "messages", "prompts", "prompt")
 """Names of the first argument of a model's methods."""
@@ -357,3 +413,129 @@ async def _ended_in_time(answer: Coroutine[Any, Any, Any]) -> Any:
 def _metadata() -> Mapping[str, Any]:
     """Return the metadata of the current call: its node, among others."""
     return ensure_config().get("metadata") or {}
+
+
+# --- chat events ----------------------------------------------------------------------------------
+# Tracks `stream_events(version="v3")` of a model, which calls none of its other public methods.
+
+VERSION = "v3"
+"""Earlier versions call `astream`."""
+
+
+def track_stream_events(original: Any) -> Any:
+    """Wrap `BaseChatModel.stream_events`."""
+
+    @functools.wraps(original)
+    def stream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
+        is_tracked = options.get("version") == VERSION
+        request = request_for(model, input, **options) if is_tracked else None
+        if request is None:
+            return original(model, input, config, **options)
+        if (refusal := request.admit_blocking()) is not None:
+            return request.refused(refusal)
+        FOLLOWED_BY_EVENTS.add(request)
+        config = merge_configs(ensure_config(config), {"callbacks": [EndOfStream(request)]})
+        try:
+            return original(model, request.messages[0], config, **request.options)
+        except BaseException as error:
+            request.settle_blocking(error)
+            raise
+
+    return stream_events
+
+
+def track_astream_events(original: Any) -> Any:
+    """Wrap `BaseChatModel.astream_events`."""
+
+    @functools.wraps(original)
+    def astream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
+        if options.get("version") != VERSION:
+            return original(model, input, config, **options)
+        return _astream_events(original, model, input, config, options)
+
+    return astream_events
+
+
+async def _astream_events(
+    original: Any, model: Any, asked: Any, config: Any, options: dict[str, Any]
+) -> Any:
+    request = request_for(model, asked, **options)
+    if request is None:
+        return await original(model, asked, config, **options)
+    if (refusal := await request.admit()) is not None:
+        return request.refused(refusal)
+    FOLLOWED_BY_EVENTS.add(request)
+    config = merge_configs(ensure_config(config), {"callbacks": [EndOfAsyncStream(request)]})
+    try:
+        return await original(model, request.messages[0], config, **request.options)
+    except BaseException as error:
+        await request.settle(error)
+        raise
+
+
+class EndOfStream(BaseCallbackHandler):
+    """Settles the call of a stream when it ends. One that is left is settled with the graph."""
+
+    run_inline = True
+
+    def __init__(self, request: ChatRequest) -> None:
+        """Wait for the end of a request."""
+        self._request = request
+
+    def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002  LangChain's name
+        """End the stream of a turn if its invocation was ended."""
+        _end_if_cut(self._request)
+
+    @suppress_errors("binding")
+    def on_llm_end(self, response: Any, **_: Any) -> None:
+        """Count the answer."""
+        self._request.read_answer(response)
+        self._request.settle_blocking()
+
+    @suppress_errors("binding")
+    def on_llm_error(self, error: BaseException, **more: Any) -> None:
+        """Count the failure."""
+        note_begun(self._request, more.get("response"))
+        self._request.settle_blocking(error)
+
+
+class EndOfAsyncStream(AsyncCallbackHandler):
+    """Does the same for an asynchronous stream."""
+
+    run_inline = True
+
+    def __init__(self, request: ChatRequest) -> None:
+        """Wait for the end of a request."""
+        self._request = request
+
+    async def on_stream_event(self, event: Any, **_: Any) -> None:  # noqa: ARG002
+        """End the stream of a turn if its invocation was ended."""
+        _end_if_cut(self._request)
+
+    async def on_llm_end(self, response: Any, **_: Any) -> None:
+        """Count the answer."""
+        self._request.read_answer(response)
+        await self._settle(None)
+
+    async def on_llm_error(self, error: BaseException, **more: Any) -> None:
+        """Count the failure."""
+        note_begun(self._request, more.get("response"))
+        await self._settle(error)
+
+    @suppress_errors_async("binding")
+    async def _settle(self, error: BaseException | None) -> None:
+        await self._request.settle(error)
+
+
+def _end_if_cut(request: ChatRequest) -> None:
+    invocation = request.invocation
+    # LangChain would only log the error of a side call.
+    if invocation is not None and request.is_cut and invocation.end is not None:
+        request.end_by(invocation.end)
+
+
+@suppress_errors("binding")
+def note_begun(request: ChatRequest, response: Any) -> None:
+    """Note an answer that was broken off: its vendor bills what it has sent."""
+    if response is not None and any(response.generations):
+        request.calls[0].answered = request.calls[0].has_content = True

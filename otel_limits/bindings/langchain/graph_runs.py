@@ -9,41 +9,41 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
-from langchain_core.runnables.config import merge_configs
+from langchain_core.runnables.config import ensure_config, merge_configs
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp, GraphInterrupt, GraphRecursionError
 from langgraph.graph import END
+from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import StateUpdate
 
-from otel_limits.bindings.admission import halt_from_error
+from otel_limits.bindings.admission import IMMEDIATE, halt_from_error, is_halted_by_vendor
 from otel_limits.bindings.extensions import declined_verdict, extension_of
+from otel_limits.bindings.followed_runs import owned
 from otel_limits.bindings.gateways import chain_of, members_of
 from otel_limits.bindings.langchain.chat_readers import text_of
-from otel_limits.bindings.langchain.graph_events import ends_of_task
 from otel_limits.bindings.langchain.graph_invocation import (
     DEFAULT_NAME,
     UNANSWERED,
     GraphHaltedError,
     GraphInvocation,
     LimitQuestion,
+    is_own_loop,
 )
 from otel_limits.bindings.langchain.graph_questions import (
     Resumed,
+    akeep,
     aresumed,
     can_ask,
     configurable_of,
+    keep,
     resumed,
 )
-from otel_limits.bindings.langchain.graph_records import akeep, keep
-from otel_limits.bindings.langchain.graph_streams import GraphStream
+from otel_limits.bindings.langchain.graph_streams import GraphStream, ends_of_task
 from otel_limits.bindings.langchain.halt_marks import mark, with_mark_of
-from otel_limits.bindings.langchain.halted_nodes import with_node_ends
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
-from otel_limits.bindings.langchain.last_answers import is_own_loop
-from otel_limits.bindings.langchain.private_graph_names import TASK
-from otel_limits.bindings.owned_streams import owned
-from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
+from otel_limits.bindings.langchain.langchain_probe import TASK
 from otel_limits.core.errors import LimitReachedError
 from otel_limits.core.internal_errors import (
     suppress_errors,
@@ -62,6 +62,54 @@ if TYPE_CHECKING:
 
     from otel_limits.core.policy import Overrides, Verdict
     from otel_limits.runs.tasks import Task
+
+
+# --- Lets the nodes next to a halted one finish, as their model calls were paid for ---------------
+
+NODE: Final = "graph:step:"
+"""How the tag of a node's own run begins, which callbacks and traces get."""
+
+
+class NodeEnds(BaseCallbackHandler):
+    """Sees the end of each node of a graph."""
+
+    run_inline = True
+    ignore_agent = ignore_chat_model = ignore_custom_event = True
+    ignore_llm = ignore_retriever = ignore_retry = True
+
+    @suppress_errors("binding")
+    def on_chain_error(
+        self, error: BaseException, *, tags: Sequence[str] | None = None, **_: Any
+    ) -> None:
+        """Note that a halt leaves its node. A time limit or a kill does not wait for the others."""
+        is_of_node = any(each.startswith(NODE) for each in tags or ())
+        if is_of_node and isinstance(error, GraphHaltedError):
+            verdict = error.invocation.verdict
+            error.has_left_node = verdict is not None and verdict.reason not in IMMEDIATE
+
+
+NODE_ENDS: Final = NodeEnds()
+
+
+def with_node_ends(graph: Any, config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return the configuration of a call that sees the ends of the graph's nodes.
+
+    The tasks of a function (functional API) raise in that function, which may handle exceptions.
+    """
+    if not isinstance(graph, CompiledStateGraph):
+        return config
+    # LangGraph takes the callbacks of the first of these that has any, or merges them.
+    known = (config or {}, graph.config or {}, ensure_config())
+    callbacks: Any = next((each["callbacks"] for each in known if each.get("callbacks")), [])
+    if isinstance(callbacks, BaseCallbackManager):
+        callbacks = callbacks.copy()
+    else:
+        callbacks = BaseCallbackManager([*callbacks], [*callbacks])
+    callbacks.add_handler(NODE_ENDS)  # no effect if it is there
+    return {**(config or {}), "callbacks": callbacks}
+
+
+# --- Follows the invocations of graphs: their begin, each step, and their end ---------------------
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 

@@ -8,12 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.base_framework import BaseFramework
-from otel_limits.bindings.class_patches import subclasses_of
-from otel_limits.bindings.import_hooks import when_imported
+from otel_limits.bindings.class_patches import subclasses_of, when_imported, wrapped_at_first_call
 from otel_limits.bindings.langchain.halt_marks import marker_of, markers_of
-from otel_limits.bindings.langchain.private_chat_names import CONVERTERS
+from otel_limits.bindings.langchain.langchain_probe import CONVERTERS
 from otel_limits.bindings.langchain.unfollowed_methods import report_unfollowed
-from otel_limits.bindings.late_wrappers import wrapped_at_first_call
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class LangChainFramework(BaseFramework):
     )
     importers: Sequence[str] = tuple(
         f"{__package__}.{name}"
-        for name in ("chat_calls", "chat_events", "graph_events", "graph_runs", "requested_tools")
+        for name in ("chat_calls", "graph_invocation", "graph_runs", "graph_streams")
     )
     without = "Without it no graph can be tracked or halted."
     stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
@@ -133,7 +131,7 @@ class LangChainFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run a graph with a scripted model."""
-        from otel_limits.bindings.langchain.scripted_graph import run_script
+        from otel_limits.bindings.langchain.scripted_chat_model import run_script
 
         return run_script(run)
 
@@ -180,21 +178,21 @@ METHODS: Final[dict[str, tuple[str, dict[str, tuple[str, str]]]]] = {
         {
             "stream": ("graph_runs", "track_stream"),
             "astream": ("graph_runs", "track_astream"),
-            "astream_events": ("graph_events", "track_astream_events"),
+            "astream_events": ("graph_streams", "track_astream_events"),
         },
     ),
     MODELS: (
         "BaseChatModel",
         {
             **ANSWERS,
-            "stream_events": ("chat_events", "track_stream_events"),
-            "astream_events": ("chat_events", "track_astream_events"),
+            "stream_events": ("chat_calls", "track_stream_events"),
+            "astream_events": ("chat_calls", "track_astream_events"),
         },
     ),
     LLMS: ("BaseLLM", ANSWERS),
     TOOLS: (
         "BaseTool",
-        {"run": ("requested_tools", "track_run"), "arun": ("requested_tools", "track_arun")},
+        {"run": ("graph_invocation", "track_run"), "arun": ("graph_invocation", "track_arun")},
     ),
 }
 """By module, the class and its methods, each with our module and function that wraps it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
 from otel_limits.bindings.openai_agents.limit_questions import NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
-from otel_limits.bindings.openai_agents.private_sdk_names import IS_ERROR, OUTPUT, refused_result
+from otel_limits.bindings.openai_agents.openai_agents_probe import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
 from otel_limits.runs.registry import current_scope
 from otel_limits.usage.text import as_json

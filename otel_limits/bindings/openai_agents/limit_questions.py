@@ -24,7 +24,7 @@ from otel_limits.core.labels import quoted
 from otel_limits.core.texts import origin_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
-    from otel_limits.bindings.openai_agents.model_requests import RequestArguments
+    from otel_limits.bindings.openai_agents.model_readers import RequestArguments
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
 

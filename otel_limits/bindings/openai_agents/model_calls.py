@@ -23,24 +23,26 @@ from otel_limits.bindings.openai_agents.halt_responses import (
     message_of,
     response_of,
 )
-from otel_limits.bindings.openai_agents.item_notes import as_texts, nudged, with_note
 from otel_limits.bindings.openai_agents.limit_questions import (
     can_ask,
     hide_questions,
     question_item,
 )
 from otel_limits.bindings.openai_agents.model_readers import (
+    RequestArguments,
     answers_in,
     arguments_in,
+    as_texts,
     call_to,
     items_in,
+    nudged,
     text_of,
     tools_in,
     usage_of,
+    with_note,
     with_raw_usage,
 )
-from otel_limits.bindings.openai_agents.model_requests import RequestArguments
-from otel_limits.bindings.openai_agents.private_sdk_names import raw_usage_of
+from otel_limits.bindings.openai_agents.openai_agents_probe import raw_usage_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import failed_remark
 from otel_limits.usage.normaliser import completed

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.invocation import ToolAnswer
-from otel_limits.bindings.openai_agents.private_sdk_names import client_of
+from otel_limits.bindings.openai_agents.openai_agents_probe import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
 from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms, region_of, vendor_at
@@ -21,8 +21,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
-    from otel_limits.bindings.openai_agents.model_requests import RequestArguments
     from otel_limits.core.usage import UsageRecord
+
+
+# --- The arguments of a call of a model, by name and by position ----------------------------------
+
+POSITIONS: Final = {
+    "system_instructions": 0,
+    "input": 1,
+    "model_settings": 2,
+    "tools": 3,
+    "output_schema": 4,
+    "handoffs": 5,
+    "tracing": 6,
+}
+"""The arguments of `Model.get_response` and `stream_response` that may be positional."""
+
+
+class RequestArguments:
+    """The arguments of one request. Each stays where it was, as a subclass may name it otherwise.
+
+    Args:
+        positional: The positional arguments.
+        named: The others.
+    """
+
+    def __init__(self, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Keep the arguments."""
+        self.positional = list(positional)
+        self.named = dict(named)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an argument; `None` if it is missing."""
+        position = POSITIONS.get(name)
+        if position is not None and position < len(self.positional):
+            return self.positional[position]
+        return self.named.get(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Replace an argument."""
+        position = POSITIONS.get(name)
+        if position is not None and position < len(self.positional):
+            self.positional[position] = value
+        else:
+            self.named[name] = value
+
+
+# --- Reads the SDK's requests and responses -------------------------------------------------------
 
 OPENAI: Final = "openai"
 PROVIDERS: Final[Mapping[str, str]] = {
@@ -266,3 +311,62 @@ def arguments_of(text: Any) -> object:
 
 def _field(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
+
+
+# --- Adds sentences for the model to a request, without changing the items of the run -------------
+
+NO_RESULT: Final = "[The tool returned nothing.]"
+RESULT: Final = "function_call_output"
+CALL: Final = "function_call"
+
+
+def with_note(given: Any, note: str) -> Any:
+    """Return the input of a request with a sentence for the model."""
+    # At the end, so that everything before it stays identical and the vendor's prompt cache still
+    # applies.
+    if isinstance(given, str):
+        return f"{given}\n\n{note}"
+    return [*given, {"role": "user", "content": note}]
+
+
+def nudged(given: Any, repeated: str, note: str) -> Any:
+    """Return the input with a sentence in the output of a function call, by its ID."""
+    return [_nudged(item, repeated, note) for item in given] if isinstance(given, list) else given
+
+
+def _nudged(item: Any, repeated: str, note: str) -> Any:
+    is_result = isinstance(item, Mapping) and item.get("type") == RESULT
+    if not is_result or item.get("call_id") != repeated or not isinstance(item["output"], str):
+        return item
+    return {**item, "output": f"{item['output']}\n\n{note}"}
+
+
+def as_texts(given: Any) -> Any:
+    """Return the input without tool calls: as texts, and without items of the vendor's own tools.
+
+    Several vendors refuse tool calls in a conversation for which no tools are declared.
+    """
+    return list(_as_texts(given)) if isinstance(given, list) else given
+
+
+def _as_texts(items: Sequence[Any]) -> Iterator[Any]:
+    for item in items:
+        kind = item.get("type") if isinstance(item, Mapping) else None
+        if kind == CALL:
+            text = f"[I called the tool {item['name']} with {item['arguments']}]"
+            yield {"role": "assistant", "content": text}
+        elif kind == RESULT:
+            output = item["output"]
+            text = output if isinstance(output, str) else as_json(output)
+            told = f"[Result of the tool:]\n{text}" if text.strip() else NO_RESULT
+            yield {"role": "user", "content": told}
+        elif kind in (None, "message"):
+            yield item
+        elif text := _result_of_other(item):
+            yield {"role": "user", "content": f"[Result of the tool:]\n{text}"}
+
+
+def _result_of_other(item: Mapping[str, Any]) -> str:
+    """Return the result of a tool of another kind, such as a shell."""
+    is_result = str(item["type"]).endswith("_output")
+    return text_of_item({"content": item.get("output")}) if is_result else ""

@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.base_framework import BaseFramework
-from otel_limits.bindings.class_patches import subclasses_of
-from otel_limits.bindings.late_wrappers import wrapped_at_first_call
-from otel_limits.bindings.openai_agents.private_sdk_names import INVOKE, TOOLS
+from otel_limits.bindings.class_patches import subclasses_of, wrapped_at_first_call
+from otel_limits.bindings.openai_agents.openai_agents_probe import INVOKE, TOOLS
 from otel_limits.bindings.openai_agents.run_marks import marker_of, markers_of
 from otel_limits.core.internal_errors import suppress_errors
 
@@ -129,7 +128,7 @@ class OpenAIAgentsFramework(BaseFramework):
     @suppress_errors("binding")
     def _patch_results(self, module: Any) -> None:
         if self._is_on:
-            wrap = functools.partial(_wrapped, "interrupted_runs", "track_to_state")
+            wrap = functools.partial(_wrapped, "agent_runs", "track_to_state")
             for owner in (module.RunResult, module.RunResultStreaming):
                 self.patches.wrap(owner, "to_state", wrap)
 
@@ -159,7 +158,7 @@ class OpenAIAgentsFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run an agent with a scripted model."""
-        from otel_limits.bindings.openai_agents.scripted_agent_run import run_script
+        from otel_limits.bindings.openai_agents.scripted_agents_model import run_script
 
         return run_script(run)
 

@@ -62,6 +62,6 @@ class LimitsPlugin(Plugin):
     def init_agent(self, agent: Agent) -> None:
         """Attach to `agent`."""
         # Imported here, so that Strands without a name that we use does not break this module.
-        from otel_limits.bindings.strands.attach import adopt
+        from otel_limits.bindings.strands.agent_hooks import adopt
 
         adopt(agent, self._own)

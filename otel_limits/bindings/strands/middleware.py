@@ -9,24 +9,34 @@ from opentelemetry import trace
 from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
-from otel_limits.bindings.admission import halt_from_error, settle_call
+from otel_limits.bindings.admission import (
+    InvocationEndedError,
+    PendingWaits,
+    Wait,
+    halt_from_error,
+    is_halted_by_vendor,
+    limits_run,
+    note_refusal,
+    settle_call,
+)
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.model_call import ModelCallInProgress, enclosing_request
-from otel_limits.bindings.pending_waits import InvocationEndedError, PendingWaits, Wait
-from otel_limits.bindings.strands.answers import (
+from otel_limits.bindings.strands.halting import (
+    RefusedError,
+    apply_halt_if_due,
     cancelled_answer,
+    end_quietly,
     ending_as_last,
     halt_message,
     open_after,
     with_text,
 )
-from otel_limits.bindings.strands.approval import question
-from otel_limits.bindings.strands.halting import RefusedError, apply_halt_if_due, end_quietly
 from otel_limits.bindings.strands.invocations import (
     STATES,
     StrandsInvocation,
     invocation_of,
     is_of_another,
+    question,
 )
 from otel_limits.bindings.strands.marks import put_stop
 from otel_limits.bindings.strands.notes import with_note, without_tools
@@ -39,8 +49,6 @@ from otel_limits.bindings.strands.private import (
 )
 from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context, redescribe
-from otel_limits.bindings.strands.side import refused_to_loop, results_for
-from otel_limits.bindings.vendor_budgets import is_halted_by_vendor
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note
@@ -49,13 +57,57 @@ from otel_limits.runs.registry import ENCLOSING_CALL, EnclosingCall
 from otel_limits.runs.run import Group, Run
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from strands.agent.agent import Agent
     from strands.middleware import InvokeModelContext, MiddlewareNext
+    from strands.types.content import Message
 
     from otel_limits.core.policy import Verdict
 
+
+# --- Halts of agents that another agent's loop has started, and results for tools that never ran --
+
+
+@suppress_errors("binding")
+def refused_to_loop(run: Run) -> bool:
+    """Return whether another invocation's loop started a halted one, and note its refusal.
+
+    The loop would use our message as an answer, e.g. as the summary of a conversation, so the halt
+    is raised there. For a tool or the reader of a stream, the message is the agent's answer.
+    """
+    verdict, parent = run.verdict, getattr(run.parent, "state", None)
+    if verdict is None or verdict.breach is None or not isinstance(parent, StrandsInvocation):
+        return False
+    if parent.run.finished or not any(each.is_waiting for each in parent.waits.open):
+        return False  # its loop is idle, while other code of the application runs
+    if not limits_run(verdict.breach, parent.run):
+        return False
+    note_refusal(parent.run, verdict)
+    return parent.leg.batch is None
+
+
+def results_for(messages: Sequence[Message], text: str) -> Message | None:
+    """Return error results for the tools that the last message requests but that never ran."""
+    ids = [
+        block["toolUse"]["toolUseId"]
+        for message in messages[-1:]
+        if message["role"] == "assistant"
+        for block in message["content"]
+        if "toolUse" in block
+    ]
+    if not ids:
+        return None
+    results: Any = [
+        {"toolResult": {"toolUseId": each, "status": "error", "content": [{"text": text}]}}
+        for each in ids
+    ]
+    return {"role": "user", "content": results}
+
+
+# --- Middleware for legs, which sets stop reasons, and for the responses that they request --------
+
+if TYPE_CHECKING:
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
 

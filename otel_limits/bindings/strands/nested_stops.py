@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.bindings.halted_agents import is_text_of_halt
 from otel_limits.bindings.strands.marks import INNER, mark, stops_of
+from otel_limits.bindings.tool_call import is_text_of_halt
 from otel_limits.core.events import MARKER, Stop, breach_from_json, stop_to_json
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.limits import STOP_REASONS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from otel_limits.bindings.halted_agents import reworded_text
+from otel_limits.bindings.tool_call import reworded_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

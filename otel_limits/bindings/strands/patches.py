@@ -8,23 +8,166 @@ import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
+from opentelemetry.context import attach, detach, get_current
 
-from otel_limits.bindings.import_hooks import when_imported
+from otel_limits.bindings.class_patches import subclasses_of, when_imported
 from otel_limits.bindings.span_writer import write_end
-from otel_limits.bindings.strands.model_patches import ModelPatcher
+from otel_limits.bindings.strands.private import CONVERTERS
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.bindings.strands.stream_context import keep_apart
-from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.registry import CURRENT
+from otel_limits.bindings.vendor_usage import reads_usage
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.runs.registry import CURRENT, TASK_SCOPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from contextvars import Token
 
+    from opentelemetry.context import Context
     from strands.agent.agent import Agent
 
     from otel_limits.bindings.class_patches import Patches
     from otel_limits.core.policy import Policy
-    from otel_limits.runs.run import Group
+    from otel_limits.runs.registry import TaskScope
+    from otel_limits.runs.run import Group, Run
+
+
+# --- Patches the methods of model classes that call providers, and restores them ------------------
+
+MODEL_METHODS: Final = ("stream", "structured_output")
+"""The methods of a model that call its provider."""
+
+
+def usage_in_chunk(_: Any, event: Any, **__: Any) -> object:
+    """Return the vendor's usage in what a model class converts to a chunk."""
+    if event.get("chunk_type") == "metadata":
+        return event.get("data")
+    if event.get("type") == "message_start":  # Anthropic's, whose tier the class drops
+        return event["message"].get("usage")
+    return None
+
+
+class ModelPatcher:
+    """Patches model classes, including those outside of Strands."""
+
+    def __init__(self, patches: Patches, is_on: Callable[[], bool]) -> None:
+        """Patch no class yet. No class is patched while `is_on` returns False."""
+        self._patches = patches
+        self._is_on = is_on
+
+    def watch_classes_of(self, model: Any) -> None:
+        """Patch every subclass of `model`, including those defined later."""
+        self._patches.watch_subclasses(model, suppress_errors("binding")(self._watch_class))
+
+    @suppress_errors("binding")
+    def watch_of(self, agent: Agent) -> None:
+        """Patch every model that may be called, including models that no agent has."""
+        for model in (agent.model, agent.aux_model):
+            self._watch_model(model)
+        self.watch_all()
+
+    @suppress_errors("binding")
+    def watch_all(self) -> None:
+        """Patch all model classes: a node of a graph may call one without an agent."""
+        from strands.models import Model
+
+        # At every invocation: an `__init_subclass__` may not call its parent's.
+        for derived in subclasses_of(Model):
+            self._watch_class(derived)
+
+    def _watch_model(self, model: Any) -> None:
+        """Patch the class of a model, as an attribute of the object would be copied with it."""
+        for name in MODEL_METHODS:
+            owner = next((each for each in type(model).__mro__ if name in vars(each)), None)
+            if owner is not None:
+                self._watch_class(owner)
+
+    def _watch_class(self, owner: type) -> None:
+        """Patch a class; inherited methods are patched in its parents."""
+        if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
+            from otel_limits.bindings.strands import tracked_requests as requests
+
+            self._patches.wrap(owner, "stream", requests.track_stream)
+            self._patches.wrap(owner, "structured_output", requests.track_structured_output)
+            for name in CONVERTERS:
+                if name in vars(owner):
+                    self._patches.wrap(owner, name, reads_usage(usage_in_chunk))
+
+
+# --- Keeps the context of a stream apart from that of its reader ----------------------------------
+# Python runs an asynchronous generator in the context of its reader, so whatever the generator sets
+# there would stay between two events, and after the reader has left the stream. Agents and spans
+# that the reader starts would then belong to the agent whose stream it reads.
+
+
+class StreamContext:
+    """The owner of a stream and its span, while the stream itself runs.
+
+    It is entered for each event, possibly in different tasks. It begins with the values of its
+    first reader. Other context variables are the application's, and shared as Python does.
+    """
+
+    # No `__init__`: an error in it could not be suppressed.
+    _kept: tuple[Run | Group | None, TaskScope | None, Context] | None = None
+    """The values of the stream between two events."""
+    _tokens: tuple[Token[Any], Token[Any], Token[Any]] | None = None
+    """Restore the values of the reader."""
+
+    # Guarded inside, not by a decorator, because both run for each event of a stream.
+
+    def switch_in(self) -> None:
+        """Set the values of the stream."""
+        try:
+            kept = self._kept or (CURRENT.get(), TASK_SCOPE.get(), get_current())
+            self._tokens = CURRENT.set(kept[0]), TASK_SCOPE.set(kept[1]), attach(kept[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+
+    def switch_out(self) -> None:
+        """Restore the values of the reader."""
+        try:
+            tokens, self._tokens = self._tokens, None
+            if tokens is None:
+                return
+            self._kept = CURRENT.get(), TASK_SCOPE.get(), get_current()
+            try:
+                CURRENT.reset(tokens[0])
+            except ValueError:  # a waiting task that is destroyed is closed in another context
+                return
+            TASK_SCOPE.reset(tokens[1])
+            detach(tokens[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+
+
+def keep_apart(
+    original: Callable[..., AsyncGenerator[Any, None]],
+) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Wrap a method that streams, so that its reader keeps its own context."""
+
+    @functools.wraps(original)
+    async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        context, events = StreamContext(), original(*args, **kwargs)
+        try:
+            while True:
+                context.switch_in()
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    context.switch_out()
+                yield event
+        finally:
+            context.switch_in()
+            try:
+                await events.aclose()
+            finally:
+                context.switch_out()
+
+    return stream_async
+
+
+# --- Patches Strands' classes to intercept invocations, groups and model calls --------------------
 
 
 class ClassPatcher:
@@ -83,7 +226,7 @@ class ClassPatcher:
         else:
             self._patches.wrap(module.Agent, "stream_async", self._agent_stream)
         self._patches.wrap(module.Agent, "structured_output_async", self._structured_output)
-        from otel_limits.bindings.vendor_budgets import retry_unless_spent
+        from otel_limits.bindings.admission import retry_unless_spent
 
         self._patches.wrap(module.ModelRetryStrategy, "is_retryable", retry_unless_spent)
 
@@ -101,7 +244,7 @@ class ClassPatcher:
 
     def servers(self, module: Any) -> None:
         """Patch the server for A2A."""
-        from otel_limits.bindings.strands.a2a import track_execute
+        from otel_limits.bindings.strands.invocations import track_execute
 
         self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
 
@@ -113,12 +256,12 @@ class ClassPatcher:
 
     def realtime_agents(self, module: Any) -> None:
         """Patch realtime agents."""
-        from otel_limits.bindings.strands import bidi
+        from otel_limits.bindings.strands import realtime
 
-        self._patches.wrap(module.BidiAgent, "start", bidi.track_start)
-        self._patches.wrap(module.BidiAgent, "send", bidi.track_send)
-        self._patches.wrap(module.BidiAgent, "receive", bidi.track_receive)
-        self._patches.wrap(module.BidiAgent, "stop", bidi.track_stop)
+        self._patches.wrap(module.BidiAgent, "start", realtime.track_start)
+        self._patches.wrap(module.BidiAgent, "send", realtime.track_send)
+        self._patches.wrap(module.BidiAgent, "receive", realtime.track_receive)
+        self._patches.wrap(module.BidiAgent, "stop", realtime.track_stop)
 
     # --- invocations ------------------------------------------------------------------------------
 
@@ -157,7 +300,7 @@ class ClassPatcher:
         host, own = STRANDS.host, self._own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
-        self._module("attach").attach(agent)
+        self._module("agent_hooks").attach(agent)
         return own or host.policy
 
     @suppress_errors("binding")
@@ -172,7 +315,7 @@ class ClassPatcher:
         if state is not None and state.own is not None:
             own: Callable[[str], Policy] = state.own
             return own
-        attachment = self._module("attach").attachment_of(agent)
+        attachment = self._module("agent_hooks").attachment_of(agent)
         return None if attachment is None else attachment.own
 
     def _agent_end(self, original: Any) -> Any:
@@ -286,7 +429,7 @@ class ClassPatcher:
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
         self._module("tool_context").watch_nodes(group)
-        approval = self._module("approval")
+        approval = self._module("invocations")
         approval.watch_group(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
@@ -302,7 +445,7 @@ class ClassPatcher:
     def _group_ended(self, own_group: Group, group: Any, interrupts: list[str]) -> None:
         host = STRANDS.host
         assert host is not None
-        keys = self._module("approval").keys_of_group(group, interrupts)
+        keys = self._module("invocations").keys_of_group(group, interrupts)
         host.runs.end_group(own_group, keys)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Literal
 
 from otel_limits.bindings.framework import Gap
-from otel_limits.bindings.probing import name_in, release, vital_gaps
+from otel_limits.bindings.recognition import name_in, release, vital_gaps
 from otel_limits.bindings.strands.private import (
     AGENT,
     PRIVATE_NAMES,
@@ -95,7 +95,7 @@ def _gaps_of_realtime(framework: Framework) -> Iterator[Gap]:
     without = "Without it realtime agents cannot be limited. Other agents are."
     missing = [f"{REALTIME_AGENT}.{name}" for name in REALTIME if not found(REALTIME_AGENT, name)]
     try:
-        import otel_limits.bindings.strands.bidi  # noqa: F401  imports every other name
+        import otel_limits.bindings.strands.realtime  # noqa: F401  imports every other name
     except ImportError as error:
         missing.append(name_in(error))
     for name in missing:

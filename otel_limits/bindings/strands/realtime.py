@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import logging
 import weakref
 from dataclasses import dataclass, field, replace
@@ -26,39 +27,50 @@ from strands.bidi.types import (
     BidiTranscriptDeltaEvent,
     BidiUsageEvent,
 )
+from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, MessageAddedEvent
 
-from otel_limits.bindings.admission import IMMEDIATE
+from otel_limits.bindings.admission import IMMEDIATE, InvocationEndedError, Wait
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
-from otel_limits.bindings.strands.invocations import STATES, own_conversation_of
+from otel_limits.bindings.strands.agent_hooks import FIRST, LAST
+from otel_limits.bindings.strands.invocations import (
+    STATES,
+    RealtimeBatch,
+    note_denial,
+    note_run,
+    own_conversation_of,
+)
 from otel_limits.bindings.strands.marks import mark
 from otel_limits.bindings.strands.private import realtime_span
-from otel_limits.bindings.strands.projection import projected_input
 from otel_limits.bindings.strands.readers import (
     known_provider,
     model_id,
     provider_of,
 )
+from otel_limits.bindings.strands.requests import projected_input
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.bindings.strands.tool_context import StrandsTool
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, without_prefix
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
+from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 
     from strands.bidi import BidiAgent
+    from strands.types.content import Message
 
-    from otel_limits.bindings.strands.batch import RealtimeBatch
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
+
 
 logger = logging.getLogger(__name__)
 
@@ -420,3 +432,235 @@ def _note_error(closing: asyncio.Task[None]) -> None:
     """Retrieve the error of a stop, which asyncio would log otherwise."""
     if not closing.cancelled():
         closing.exception()
+
+
+# --- Hooks for the tools of a realtime agent, which run while the model continues -----------------
+
+
+def attach_realtime_hooks(agent: BidiAgent) -> None:
+    """Attach to a realtime agent. Idempotent."""
+    event = MessageAddedEvent(agent=agent, message={"role": "user", "content": []})
+    if message_added not in list(agent.hooks.get_callbacks_for(event)):
+        # As for other agents: see `HOOKS` in `attach`.
+        agent.add_hook(message_added, MessageAddedEvent, order=FIRST)
+        agent.add_hook(before_tool, BeforeToolCallEvent, order=LAST)
+        agent.add_hook(after_tool, AfterToolCallEvent, order=LAST)
+
+
+@suppress_errors("binding")
+def message_added(event: MessageAddedEvent[Any]) -> None:
+    """Begin a batch of tools when they are requested, and end it when all have answered."""
+    realtime, kind = realtime_of(event.agent), _kind_of(event.message)
+    if realtime is None or realtime.run.finished:
+        return
+    if kind == "tool_dispatch":  # follows the message with the requests
+        requests = [block["toolUse"] for block in event.agent.messages[-2]["content"]]
+        batch = RealtimeBatch(requests, realtime.verdict)
+        if batch.against is None:
+            realtime.request_tools(realtime.text, batch.tools)
+            batch.turn = realtime.turns[-1]
+        realtime.batches.append(batch)
+    elif kind == "tool_result":
+        ids = [block["toolResult"]["toolUseId"] for block in event.message["content"]]
+        for batch in realtime.batches:
+            if [each["toolUseId"] for each in batch.requests] == ids:
+                _end_batch(realtime, batch)
+                return
+
+
+def _kind_of(message: Message) -> object:
+    custom: Any = (message.get("metadata") or {}).get("custom") or {}
+    return (custom.get("bidi") or {}).get("kind")
+
+
+def _batch_of(
+    realtime: RealtimeInvocation, use: Mapping[str, Any]
+) -> tuple[RealtimeBatch, int] | None:
+    """Return the batch and the position of a tool call; `None` if the model did not request it."""
+    for batch in realtime.batches:
+        if (position := batch.position_of(use)) is not None:
+            return batch, position
+    return None
+
+
+@suppress_errors("binding")
+def before_tool(event: BeforeToolCallEvent[Any]) -> None:
+    """Run a tool within the invocation of its agent, or refuse it if it exceeds a limit."""
+    realtime = realtime_of(event.agent)
+    found = None if realtime is None else _batch_of(realtime, event.tool_use)
+    if realtime is None or found is None:
+        return
+    batch, position = found
+    requested = (batch.turn or batch.denied).tools[str(position)]
+    if position not in batch.attempts:
+        batch.attempts[position] = attempt = StrandsTool(realtime, requested)
+        attempt.__enter__()  # never left: its task ends with the tool
+    if event.cancel_tool:
+        return
+    # A later verdict lets tools that were requested before it run to their end.
+    if batch.against is not None:
+        event.cancel_tool = not_run_note(batch.against)
+    elif requested.refusal is not None:
+        is_final = requested.refusal.limit in realtime.run.refusals
+        event.cancel_tool = refusal_note(requested.refusal, is_final=is_final)
+
+
+@suppress_errors("binding")
+def after_tool(event: AfterToolCallEvent[Any]) -> None:
+    """Keep the final attempt of a tool."""
+    realtime = realtime_of(event.agent)
+    found = None if realtime is None else _batch_of(realtime, event.tool_use)
+    if found is not None and not event.retry:
+        batch, position = found
+        if (attempt := batch.attempts.get(position)) is not None:
+            event.result = attempt.end(event.result) or event.result
+        batch.results[position] = event
+
+
+def _end_batch(realtime: RealtimeInvocation, batch: RealtimeBatch) -> None:
+    """Record the calls of a batch in request order, and check the limits."""
+    realtime.batches.remove(batch)
+    turn = batch.turn or batch.denied
+    for position, tool in enumerate(tuple(turn.tools.values())):
+        done = batch.results.get(position)
+        if tool.refusal is not None:
+            continue
+        if done is None:
+            del turn.tools[str(position)]
+        elif done.cancel_message is None:
+            note_run(tool, done)
+        else:
+            if batch.turn is not None:
+                realtime.run.tools.release(tool.name)
+            note_denial(tool, done.result)
+    if turn in realtime.turns:
+        realtime.turns.remove(turn)
+    realtime.end_turn(turn)
+    realtime.check()
+
+
+# --- Wraps the public methods of realtime agents (`BidiAgent`), to limit them ---------------------
+
+
+def track_start(original: Any) -> Any:
+    """Wrap `start`, with which the invocation begins, before its first event."""
+
+    @functools.wraps(original)
+    async def start(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
+        _prepare()
+        await original(agent, *args, **kwargs)
+        _begun(agent)
+        realtime = realtime_of(agent)
+        if realtime is not None:
+            # Nothing was sent yet: an agent without quota ends before its first response.
+            await realtime.probe_quotas()
+
+    return start
+
+
+@suppress_errors("binding")
+def _prepare() -> None:
+    if (host := STRANDS.host) is not None:
+        host.prepare(has_own=False)
+
+
+@suppress_errors("binding")
+def _begun(agent: BidiAgent) -> None:
+    STATES.of(agent).realtime = None  # one that ended without the application's `stop()`
+    host, is_tracked = STRANDS.host, begin_realtime(agent)
+    if is_tracked:
+        attach_realtime_hooks(agent)
+    elif host is not None and host.is_on:
+        host.report_untracked_agent("strands", agent.name)
+
+
+def track_send(original: Any) -> Any:
+    """Wrap `send`: input for an agent that ends would request another response."""
+
+    @functools.wraps(original)
+    async def send(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
+        realtime = realtime_of(agent)
+        if realtime is not None:
+            realtime.check()
+            # Without an error while its events are read: their reader is about to see the end.
+            # Afterwards the sender gets the framework's own error.
+            if realtime.verdict is not None and realtime.readers:
+                return
+        await original(agent, *args, **kwargs)
+
+    return send
+
+
+def track_receive(original: Any) -> Any:
+    """Wrap `receive`, where limits are checked and the agent is ended."""
+
+    @functools.wraps(original)
+    async def receive(agent: BidiAgent, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        realtime, events = realtime_of(agent), original(agent, *args, **kwargs)
+        if realtime is None:
+            async for event in events:
+                yield event
+            return
+        wait = Wait()
+        wait.join(realtime.waits)
+        realtime.readers += 1
+        try:
+            async for event in _follow(realtime, wait, events):
+                yield event
+        finally:
+            wait.close()
+            await events.aclose()
+            realtime.readers -= 1
+
+    return receive
+
+
+async def _follow(
+    realtime: RealtimeInvocation, wait: Wait, events: AsyncGenerator[Any, None]
+) -> AsyncGenerator[Any, None]:
+    """Pass on the events of an agent until it ends, or has to."""
+    while True:
+        realtime.check()
+        if realtime.is_due:
+            break
+        try:
+            event = await wait.next_of(events)
+        except (StopAsyncIteration, InvocationEndedError):
+            break
+        except Exception:
+            realtime.has_failed = True
+            raise
+        await realtime.note(event)
+        if realtime.is_cut or (realtime.verdict and isinstance(event, BidiConnectionStopEvent)):
+            break
+        yield event
+    if realtime.verdict is not None and not realtime.run.released:
+        await realtime.close()
+        if (error := realtime.error) is not None:
+            raise error
+        yield realtime.last_event()
+
+
+def track_stop(original: Any) -> Any:
+    """Wrap `stop`, with which the invocation ends."""
+
+    @functools.wraps(original)
+    async def stop(agent: BidiAgent, *args: Any, **kwargs: Any) -> None:
+        realtime = realtime_of(agent)
+        if realtime is None:
+            await original(agent, *args, **kwargs)
+            return
+        if realtime.closing is not None and asyncio.current_task() is not realtime.closing:
+            # The application's own stop after ours, which would call its hooks twice.
+            STATES.of(agent).realtime = None
+            await asyncio.shield(realtime.closing)
+            return
+        realtime.conclude()
+        try:
+            await original(agent, *args, **kwargs)
+        finally:
+            realtime.finish(realtime.run.reason or "aborted")
+            if realtime.closing is None:
+                STATES.of(agent).realtime = None
+
+    return stop

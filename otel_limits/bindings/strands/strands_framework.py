@@ -103,7 +103,7 @@ class StrandsFramework(BaseFramework):
                 state.abort()
         # An agent with a plugin keeps its limits after `disable()`, and needs the patches. If only
         # uncollected garbage is left, the patches pass everything through.
-        attach = sys.modules.get(f"{__package__}.attach")
+        attach = sys.modules.get(f"{__package__}.agent_hooks")
         if self._patcher is not None and (attach is None or not attach.ALL_WITH_OWN):
             self._patcher.stop()
         return any(
@@ -120,7 +120,7 @@ class StrandsFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run an agent with a scripted model."""
-        found: tuple[int, str] = _module("scripted_agent").run_script(run)
+        found: tuple[int, str] = _module("scripted_model").run_script(run)
         return found
 
 

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
+from otel_limits.bindings.admission import InvocationEndedError
 from otel_limits.bindings.model_call import (
     LEFT,
     enclosing_request,
     follow_async,
     follow_parts_async,
 )
-from otel_limits.bindings.own_spans import write_stated_cost
-from otel_limits.bindings.pending_waits import InvocationEndedError
-from otel_limits.bindings.strands.attach import attach, has_stages
+from otel_limits.bindings.span_writer import write_stated_cost
+from otel_limits.bindings.strands.agent_hooks import attach, has_stages
 from otel_limits.bindings.strands.halting import end_quietly
 from otel_limits.bindings.strands.invocations import STATES, StrandsInvocation
 from otel_limits.bindings.strands.middleware import UNKNOWN, LoopRequest, StrandsRequest

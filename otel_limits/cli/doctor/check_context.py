@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from otel_limits.bindings.installed import importable_frameworks
-from otel_limits.bindings.known import installed_entry_points, know
+from otel_limits.bindings.known import importable_frameworks, installed_entry_points, know
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
 

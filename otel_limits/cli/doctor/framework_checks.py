@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from otel_limits.bindings.installed import missing_framework
-from otel_limits.bindings.probing import gaps_on_disk, outside_supported
+from otel_limits.bindings.known import missing_framework
+from otel_limits.bindings.recognition import gaps_on_disk, outside_supported
 from otel_limits.bindings.third_party import ThirdPartyFramework
 from otel_limits.cli.doctor.finding import Finding, fail, warn
 from otel_limits.runtime.autoload import OUTDATED, RENEW, installed_autoload, outdated_autoload

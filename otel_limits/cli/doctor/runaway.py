@@ -15,8 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from otel_limits.bindings.installed import install_any
-from otel_limits.bindings.known import FRAMEWORKS, know
+from otel_limits.bindings.known import FRAMEWORKS, install_any, know
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.cli.doctor.launcher import UnknownLauncherError
 from otel_limits.cli.doctor.program_imports import read_imports

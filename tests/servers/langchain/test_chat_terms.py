@@ -13,8 +13,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from pydantic import BaseModel
 
 from otel_limits import Event, ModelCall, enable
-from otel_limits.bindings.langchain.chat_readers import call_to
-from otel_limits.bindings.langchain.chat_terms import terms_of
+from otel_limits.bindings.langchain.chat_readers import call_to, terms_of
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.wire import chat_models as models
 

@@ -15,12 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import Event, ModelCall, enable, is_synthetic, stop_of
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
-from otel_limits.bindings.langchain.private_graph_names import (
-    CONSTANT,
-    CONSTANTS,
-    TASK,
-    WITHOUT_TASK,
-)
+from otel_limits.bindings.langchain.langchain_probe import CONSTANT, CONSTANTS, TASK, WITHOUT_TASK
 from otel_limits.testing import ScriptedChatModel, endless, says
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from otel_limits.bindings.strands.projection import projected_input
+from otel_limits.bindings.strands.requests import projected_input
 from otel_limits.testing import ScriptedModel
 from otel_limits.usage.media import (
     pages_of,
