@@ -32,7 +32,7 @@ from otel_limits.ledger.rows import UNKNOWN_SIZE
 
 if TYPE_CHECKING:
     from otel_limits.audit.bill_sides import Place, Sides
-    from otel_limits.ledger.billed_calls import RecordedCalls
+    from otel_limits.ledger.reconciling import RecordedCalls
 
 Size: TypeAlias = tuple[int, int]
 """Input and output tokens of a call."""

@@ -17,7 +17,7 @@ from otel_limits.vendors.records import vendors
 
 if TYPE_CHECKING:
     from otel_limits.audit.bills.bill import Bill, BillRow
-    from otel_limits.ledger.billed_calls import RecordedCalls
+    from otel_limits.ledger.reconciling import RecordedCalls
 
 ALL_MODELS: Final = "(all models)"
 """The name of a group if the bill is not divided by model."""

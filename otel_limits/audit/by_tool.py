@@ -89,9 +89,9 @@ def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
 
 def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
     """Add up calls of tools; `None` if grouped or selected by a property of model calls."""
-    from otel_limits.ledger import tooling
+    from otel_limits.ledger import queries
 
-    found = tooling.tool_uses(inquiry.connection, by, inquiry.selection)
+    found = queries.tool_uses(inquiry.connection, by, inquiry.selection)
     # A selection by model does not apply to tools, and no number is better than a wrong one.
     if found is None:
         return None

@@ -56,7 +56,7 @@ class Closes:
         import sqlite3
 
         from otel_limits.ledger.closing import broken_links, compare, read_close
-        from otel_limits.ledger.engines import DatabaseError, reason_of
+        from otel_limits.ledger.database import DatabaseError, reason_of
 
         closes = [read_close(path) for path in files]
         self.files = files

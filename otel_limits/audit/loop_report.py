@@ -120,11 +120,11 @@ class Repeating:
 
 def loops(inquiry: AuditQuery, top: int) -> Answer:
     """Answer which agents and tools repeat calls, and which agents repeat failures."""
-    from otel_limits.ledger import queries, tooling
+    from otel_limits.ledger import queries
 
     inquiry.require_known()
     # All calls, as the share of repeated ones needs them.
-    uses = tooling.tool_uses(inquiry.connection, ("agent", "tool"), inquiry.selection)
+    uses = queries.tool_uses(inquiry.connection, ("agent", "tool"), inquiry.selection)
     counts = {(keys["agent"], keys["tool"]): calls for keys, (calls, _, _) in uses or ()}
     by_tool: dict[tuple[str, str], Repeating] = {}
     total, worst = Repeating(), list[Loop]()
@@ -154,16 +154,16 @@ def loops(inquiry: AuditQuery, top: int) -> Answer:
 
 def found(inquiry: AuditQuery) -> Iterator[Loop]:
     """Iterate over the groups of identical calls of every invocation."""
-    from otel_limits.ledger import queries, tooling
+    from otel_limits.ledger import queries
 
     connection = inquiry.connection
     # In portions, as the tool calls of years do not fit in memory.
-    for ids in portions(tooling.repeating(connection, inquiry.selection), PORTION):
+    for ids in portions(queries.repeating(connection, inquiry.selection), PORTION):
         turns: dict[str, dict[int, Any]] = {}
-        for row in tooling.turns_of(connection, ids):
+        for row in queries.turns_of(connection, ids):
             turns.setdefault(row.invocation_id, {})[row.turn] = row
         runs = {row.id: row for row in queries.invocations_of(connection, ids)}
-        calls = tooling.tool_calls_of(connection, ids)
+        calls = queries.tool_calls_of(connection, ids)
         for identity, rows in itertools.groupby(calls, operator.attrgetter("invocation_id")):
             groups = group_repeats(rows)
             counts = Counter(turn for each in groups for turn in each.turns if turn is not None)

@@ -157,7 +157,7 @@ def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
 
 
 def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
-    from otel_limits.ledger.billed_calls import recorded_calls
+    from otel_limits.ledger.reconciling import recorded_calls
 
     days = bill.used_days | bill.cost_days
     # A log has the day on which a call started, and the ledger that on which it ended.

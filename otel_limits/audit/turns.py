@@ -44,20 +44,20 @@ Tools = Mapping[str, Sequence[Any]]
 
 def tool_calls(inquiry: AuditQuery, ids: Sequence[str]) -> Tools:
     """Read the tool calls of some invocations."""
-    from otel_limits.ledger import tooling
+    from otel_limits.ledger import queries
 
-    rows = tooling.tool_calls_of(inquiry.connection, ids)
+    rows = queries.tool_calls_of(inquiry.connection, ids)
     grouped = itertools.groupby(rows, operator.attrgetter("invocation_id"))
     return {identity: list(group) for identity, group in grouped}
 
 
 def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: Tools) -> Table:
     """Build a table with one row per turn of every invocation, in tree order."""
-    from otel_limits.ledger import tooling
+    from otel_limits.ledger import queries
 
     runs = list(runs)
     turns: dict[str, list[Any]] = {}
-    for row in tooling.turns_of(inquiry.connection, [run.id for run in runs]):
+    for row in queries.turns_of(inquiry.connection, [run.id for run in runs]):
         turns.setdefault(row.invocation_id, []).append(row)
     return Table(
         name="turns",

@@ -110,11 +110,11 @@ def keys_in(document: Document, name: str) -> Iterator[tuple[Quota, Key]]:
 
 def recorded_keys(inquiry: AuditQuery) -> Iterator[tuple[int, str, str]]:
     """Iterate over time, quota and displayed key of each charge and each change."""
-    from otel_limits.ledger import lookups
+    from otel_limits.ledger import queries
     from otel_limits.quotas.recovery import decode_charges
 
-    yield from lookups.changed_keys(inquiry.connection)
-    for at_us, charges in inquiry.work.through(lookups.charged_keys(inquiry.connection)):
+    yield from queries.changed_keys(inquiry.connection)
+    for at_us, charges in inquiry.work.through(queries.charged_keys(inquiry.connection)):
         for charge in decode_charges(charges):
             yield at_us, charge.count.quota, charge.count.shown
 
@@ -135,14 +135,14 @@ def means(key: str, name: str) -> bool:
 
 def others(inquiry: AuditQuery, name: str) -> Iterator[tuple[Any, ...]]:
     """Yield rows of conversations, and of places that have the name in the open."""
-    from otel_limits.ledger import lookups
+    from otel_limits.ledger import queries
     from otel_limits.runs.conversations import conversation_hash
 
     connection = inquiry.connection
-    hashes = {agent: conversation_hash(agent, name) for agent in lookups.agents(connection)}
-    for conversation, agent, *seen in lookups.conversations(connection, hashes):
+    hashes = {agent: conversation_hash(agent, name) for agent in queries.agents(connection)}
+    for conversation, agent, *seen in queries.conversations(connection, hashes):
         yield "conversation", agent, conversation, "yes", *seen
-    for kind, of, *seen in lookups.places(connection, name):
+    for kind, of, *seen in queries.places(connection, name):
         yield kind, of if kind == "audit key" else None, None, "yes", *seen
 
 

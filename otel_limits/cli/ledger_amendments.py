@@ -71,11 +71,11 @@ def accept(arguments: Namespace) -> int:
 
 def end_lost(arguments: Namespace) -> int:
     """End invocations without an end."""
-    from otel_limits.ledger import lost
+    from otel_limits.ledger import maintenance
 
     age = arguments.older_than // timedelta(microseconds=1)
     before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
     with open_ledger(arguments) as database, working("Ending") as work:
-        ended = sum(work.through(lost.end_lost(database, before)))
+        ended = sum(work.through(maintenance.end_lost(database, before)))
         sys.stdout.write(f"{pluralize(ended, 'invocation')} ended as lost in {database.address}.\n")
     return 0

@@ -92,7 +92,7 @@ def add(commands: Any) -> None:
 
 def prune(arguments: Namespace) -> int:
     """Delete old invocations, with everything that belongs to them."""
-    from otel_limits.ledger import retention
+    from otel_limits.ledger import maintenance
 
     # Computed once, so that all portions use the same cutoff. As integers: dates do not reach
     # before the year 1.
@@ -100,11 +100,11 @@ def prune(arguments: Namespace) -> int:
     before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
     with open_ledger(arguments) as database:
         with working("Pruning") as work:
-            gone = sum(work.through(retention.prune(database, before)))
+            gone = sum(work.through(maintenance.prune(database, before)))
         # Immediately, as freeing the space may fail.
         sys.stdout.write(f"{pluralize(gone, 'invocation')} deleted from {database.address}.\n")
         with working("Freeing disk space"):
-            refused = retention.reclaim_space(database, is_full=arguments.full)
+            refused = maintenance.reclaim_space(database, is_full=arguments.full)
         if refused and arguments.full:
             raise LedgerError(
                 f"PostgreSQL did not free disk space: {refused[0]}. Prune as the role that owns "

@@ -159,7 +159,7 @@ def errors_of(address: Address) -> Iterator[None]:
     Raises:
         LedgerError: It cannot be used.
     """
-    from otel_limits.ledger.engines import DatabaseError, reason_of
+    from otel_limits.ledger.database import DatabaseError, reason_of
     from otel_limits.ledger.reading import is_damaged
 
     try:
@@ -188,7 +188,7 @@ def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError
 
 def with_exact_sums(inquiry: AuditQuery, answer: Callable[[], T]) -> T:
     """Answer; and again with exact sums if a SQLite sum exceeds 64 bits."""
-    from otel_limits.ledger.engines import DatabaseError
+    from otel_limits.ledger.database import DatabaseError
     from otel_limits.ledger.reading import add_up_exactly
 
     try:

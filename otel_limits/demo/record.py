@@ -74,8 +74,7 @@ def write_ledger(path: Path, today: date) -> Counter[str]:
         OSError: The file cannot be written.
     """
     from otel_limits.ledger.address import parse
-    from otel_limits.ledger.database import Database
-    from otel_limits.ledger.engines import DatabaseError, reason_of
+    from otel_limits.ledger.database import Database, DatabaseError, reason_of
 
     all_rows = list(rows_of(history(today)))
     counts = Counter(table for table, _ in all_rows)

@@ -32,9 +32,8 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.maintenance import pruned_before
+from otel_limits.ledger.maintenance import pruned_before, retained_trees
 from otel_limits.ledger.repricing import RECORDED_PICO, UNPRICED
-from otel_limits.ledger.retention import retained_trees
 from otel_limits.ledger.rows import FORMER_PRICE, LOST, dollars
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,

@@ -21,7 +21,7 @@ from otel_limits.core.terms import BEDROCK, canonical, vendor_of
 from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.ledger.file_export import PORTION, ExportedColumn
 from otel_limits.ledger.options import KEY_PREFIX
-from otel_limits.ledger.row_prices import call_of
+from otel_limits.ledger.repricing import call_of
 from otel_limits.ledger.rows import picodollars, time_of
 from otel_limits.ledger.schema import CALLS, IS_UNPRICED, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys

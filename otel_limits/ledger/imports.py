@@ -28,7 +28,6 @@ from otel_limits.core.limits import kind_of
 from otel_limits.core.price import NO_QUOTE
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.documents import documents_in, opened
 from otel_limits.ledger.duplicate_calls import recorded_elsewhere
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
@@ -37,6 +36,8 @@ from otel_limits.ledger.otlp import (
     TOOL_STATUS,
     Span,
     SpanKey,
+    documents_in,
+    opened,
 )
 from otel_limits.ledger.rows import (
     ATTRIBUTES,
@@ -63,8 +64,7 @@ from otel_limits.ledger.rows import (
     tokens,
 )
 from otel_limits.ledger.schema import CALLS, INVOCATION_TABLE, RUNS
-from otel_limits.ledger.span_totals import settle, stored_traces
-from otel_limits.ledger.traces import Traces
+from otel_limits.ledger.traces import Traces, settle, stored_traces
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import AGENT_NAMES
 from otel_limits.runs.conversations import conversation_hash
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from otel_limits.core.pricing import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
-    from otel_limits.ledger.span_totals import LeftOut, StoredTraces
+    from otel_limits.ledger.traces import LeftOut, StoredTraces
     from otel_limits.otel.kinds import ShownCall
 
 PORTION: Final = 2_000

@@ -16,21 +16,38 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
 from otel_limits.core.labels import clean
-from otel_limits.ledger.rows import LOST, MAX_SENTENCE, microseconds, name
-from otel_limits.ledger.schema import DAY_MICROSECONDS, MAINTENANCE_TABLE, RECORDS
+from otel_limits.ledger.database import insert
+from otel_limits.ledger.rows import LOST, MAX_SENTENCE, microseconds, name, portions
+from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
+    DAY_MICROSECONDS,
+    INVOCATION_TABLE,
+    MAINTENANCE_TABLE,
+    MODEL_CALL_TABLE,
+    POLICY_TABLE,
+    QUOTA_CHANGE_TABLE,
+    RECORDS,
+    RUNS,
+    TABLES,
+    TOOL_CALL_TABLE,
+    UNCOUNTED_TABLE,
+)
+from otel_limits.ledger.totals import recount
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits.ledger.address import Address
+    from otel_limits.ledger.database import Database
     from otel_limits.ledger.rows import Row
+
 
 DAMAGED: Final = "damaged"
 ACCEPTED: Final = "accepted"
@@ -122,3 +139,209 @@ def pruned_before(connection: sa.Connection) -> int | None:
     statement = sa.select(sa.func.max(RECORDS.until_us)).where(RECORDS.kind == PRUNED)
     found: int | None = connection.execute(statement).scalar()
     return found
+
+
+# --- Deletes old budget trees, with everything that belongs to them -------------------------------
+
+CALL_TABLES: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE, UNCOUNTED_TABLE)
+
+PORTION: Final = 500
+"""Invocations per transaction: processes that record wait for no more than that."""
+
+SMALL_PORTION: Final = 50
+"""The same within a recording process: its own rows wait a few milliseconds."""
+
+FREE_PAGES: Final = 2_000
+"""Pages of an SQLite file that are freed together."""
+
+
+def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterator[int]:
+    """Delete budget trees that ended before `before_us`, `portion` by `portion`.
+
+    Yields:
+        Deleted invocations, portion by portion.
+    """
+    has_younger = _last_seen_after(before_us, RUNS.root_id)
+    oldest = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
+    # Calls are deleted with their invocations, then those whose invocation was never recorded.
+    while True:
+        with database.changing() as connection:
+            ids = list(connection.scalars(oldest))
+            for table in (*CALL_TABLES, ATTRIBUTE_TABLE):
+                connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
+            deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
+            if ids:
+                insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
+        if not ids:
+            break
+        yield deleted.rowcount  # another process may have deleted some in the meantime
+    while _delete_orphans(database, before_us, portion):
+        yield 0
+    with database.changing() as connection:
+        old = (
+            table.delete().where(table.c.at_us < before_us)
+            for table in (QUOTA_CHANGE_TABLE, POLICY_TABLE)
+        )
+        if sum(connection.execute(each).rowcount for each in old):
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
+    if database.address.file is not None:
+        yield from _shrink(database)
+
+
+def reclaim_space(database: Database, *, is_full: bool) -> list[str]:
+    """Reclaim the space of deleted rows. Concurrent rows wait in spill files.
+
+    A file shrinks automatically, unless it was restored from a dump: then it is copied. PostgreSQL
+    keeps the space for new rows, and copies its tables only with `is_full`.
+
+    Args:
+        database: The ledger.
+        is_full: Copy everything, even if not needed.
+
+    Returns:
+        Warnings of PostgreSQL about what it refused.
+    """
+    if database.address.file is None:
+        return _vacuum_tables(database, is_full=is_full)
+    driver: Any
+    with database.reading() as connection:
+        driver = connection.connection.driver_connection
+        can_shrink = driver.execute("PRAGMA auto_vacuum").fetchone()[0]
+        has_free_pages = driver.execute("PRAGMA freelist_count").fetchone()[0]
+        if is_full or (has_free_pages and not can_shrink):
+            connection.rollback()  # VACUUM fails within a transaction
+            driver.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            driver.execute("VACUUM")
+            # With a write-ahead log the file shrinks only when the log is moved into it.
+            driver.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return []
+
+
+def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
+    """Vacuum PostgreSQL's tables. Without FULL no query waits, and new rows reuse the space."""
+    refused: list[str] = []
+    engine = database.engine().execution_options(isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        driver: Any = connection.connection.driver_connection
+        # Missing privileges are reported as a warning, not as an error.
+        driver.add_notice_handler(lambda notice: refused.append(notice.message_primary))
+        for table in TABLES:
+            option = "(FULL, ANALYZE)" if is_full else "(ANALYZE)"
+            connection.exec_driver_sql(f"VACUUM {option} {table.name}")
+    return refused
+
+
+def _last_seen_after(before_us: int, root_id: sa.ColumnElement[Any]) -> sa.Exists:
+    """Whether a tree was seen later: one that started before the cutoff may have ended after it."""
+    younger = INVOCATION_TABLE.alias()
+    last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
+    return sa.exists().where(younger.c.root_id == root_id, last_seen >= before_us)
+
+
+def retained_trees(before_us: int) -> sa.Select[tuple[str]]:
+    """Select the IDs of all invocations that retention keeps."""
+    kept = INVOCATION_TABLE.alias().c
+    return sa.select(kept.id).where(_last_seen_after(before_us, kept.root_id))
+
+
+def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
+    """Delete a portion of the old calls whose invocation was never recorded."""
+    gone = 0
+    with database.changing() as connection:
+        for table in CALL_TABLES:
+            has_owner = sa.exists().where(RUNS.id == table.c.invocation_id)
+            is_old = table.c.at_us < before_us
+            if "day" in table.c:  # the first column of an index
+                is_old &= table.c.day <= before_us // DAY_MICROSECONDS
+            old = sa.select(table.c.id).where(is_old, ~has_owner).limit(portion)
+            # By a subquery, as PostgreSQL and most builds of SQLite lack `DELETE … LIMIT`.
+            result = connection.execute(table.delete().where(table.c.id.in_(old)))
+            gone += result.rowcount
+        if gone:
+            insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
+    return gone
+
+
+def _shrink(database: Database) -> Iterator[int]:
+    """Return free pages to the file system, a few per transaction."""
+    left = _vacuum(database)
+    while left:
+        yield 0
+        before, left = left, _vacuum(database)
+        if left >= before:
+            return  # the file was created without auto_vacuum
+
+
+def _vacuum(database: Database) -> int:
+    """Free a portion of pages; returns how many free pages remain."""
+    with database.changing() as connection:
+        driver: Any = connection.connection.driver_connection
+        # Directly in the driver, fetching all rows: the pragma frees one page per fetched row.
+        driver.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+        return int(driver.execute("PRAGMA freelist_count").fetchone()[0])
+
+
+# --- Ends invocations whose process vanished, such as after SIGKILL, as lost ----------------------
+
+ENDED_AT_ONCE = 200
+"""Invocations per transaction: processes that record wait for no more than that."""
+
+
+def end_lost(database: Database, before_us: int) -> Iterator[int]:
+    """End open invocations whose whole budget tree has recorded nothing since `before_us`.
+
+    Their end is their last recorded sign of life, and their totals are those of their calls. A real
+    end that is recorded later replaces this one.
+
+    Yields:
+        Invocations ended, portion by portion.
+    """
+    is_old = RUNS.ended_us.is_(None) & (RUNS.started_us < before_us)
+    with database.reading() as connection:
+        old = connection.execute(sa.select(RUNS.id, RUNS.root_id).where(is_old)).all()
+    for portion in portions(old, ENDED_AT_ONCE):
+        with database.changing() as connection:
+            yield _end(connection, portion, before_us)
+
+
+def _end(connection: sa.Connection, chosen: Sequence[Any], before_us: int) -> int:
+    roots = {row.root_id for row in chosen}
+    seen = _last_seen(connection, roots)
+    live = {root for root, last in seen.values() if last >= before_us}
+    # Read under the lock of this transaction: some may have ended in the meantime.
+    still_open = set(
+        connection.scalars(
+            sa.select(RUNS.id).where(
+                RUNS.id.in_([row.id for row in chosen]), RUNS.ended_us.is_(None)
+            )
+        )
+    )
+    lost = sorted(row.id for row in chosen if row.id in still_open and row.root_id not in live)
+    for identity in lost:
+        end = {"ended_us": seen[identity][1], "reason": LOST, "action": LOST}
+        connection.execute(INVOCATION_TABLE.update().where(RUNS.id == identity).values(end))
+    recount(connection, lost)
+    if lost:
+        insert(connection, MAINTENANCE_TABLE, [declared_lost_row(identity) for identity in lost])
+    return len(lost)
+
+
+def _last_seen(connection: sa.Connection, roots: set[str]) -> dict[str, tuple[str, int]]:
+    """Return the root of each invocation of some trees, and when it last recorded anything."""
+    of_tree = RUNS.root_id.in_(roots)
+    last = sa.func.coalesce(RUNS.ended_us, RUNS.started_us)
+    rows = connection.execute(sa.select(RUNS.id, RUNS.root_id, last).where(of_tree))
+    seen = {identity: (root, int(at)) for identity, root, at in rows}
+    for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
+        # Recorded at their end.
+        at = sa.func.max(table.c.at_us)
+        statement = (
+            sa.select(RUNS.id, at)
+            .join(table, table.c.invocation_id == RUNS.id)
+            .where(of_tree)
+            .group_by(RUNS.id)
+        )
+        for identity, found in connection.execute(statement):
+            root, before = seen[identity]
+            seen[identity] = (root, max(before, int(found)))
+    return seen

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.engines import reason_of
+from otel_limits.ledger.database import reason_of
 from otel_limits.ledger.rows import LOST, MODEL_CALLS, SAME_CALL_MICROSECONDS
 from otel_limits.ledger.schema import (
     CALL_TOKENS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import HALTED
 from otel_limits.core.terms import UNPLACED
 from otel_limits.ledger.rows import (
@@ -18,6 +19,7 @@ from otel_limits.ledger.rows import (
     UNKNOWN_SIZE,
 )
 from otel_limits.ledger.schema import (
+    ATTRIBUTE_TABLE,
     CALL_TOKENS,
     CALLS,
     INVOCATION_TABLE,
@@ -360,3 +362,135 @@ def outcomes(
     statement = statement.where(RUNS.ended_us.is_not(None))
     statement = statement.group_by(f"k{len(names)}")  # the label of the outcome
     yield from keyed(connection.execute(statement), names)
+
+
+# --- Statements that find a name in a ledger, and the hashes under which it may be recorded -------
+
+
+class Place(NamedTuple):
+    """Where a name, or the hash of a conversation, is recorded."""
+
+    kind: str
+    of: str
+    records: int
+    first_us: int
+    last_us: int
+
+
+SEEN: Final = (sa.func.count(), sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
+
+
+def charged_keys(connection: sa.Connection) -> Iterator[tuple[int, str]]:
+    """Iterate over the times and quota charges of calls."""
+    statement = sa.select(CALLS.at_us, CALLS.quota_charges).where(CALLS.quota_charges.is_not(None))
+    for row in connection.execute(statement, execution_options={"yield_per": PORTION}):
+        yield row.at_us, row.quota_charges
+
+
+def changed_keys(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
+    """Iterate over the times, quotas and keys of changes by operators."""
+    columns = QUOTA_CHANGE_TABLE.c
+    for row in connection.execute(sa.select(columns.at_us, columns.quota, columns.share)):
+        yield row.at_us, row.quota, row.share
+
+
+def agents(connection: sa.Connection) -> list[str]:
+    """List the agents with a conversation."""
+    found = sa.select(RUNS.agent).where(RUNS.conversation.is_not(None)).distinct()
+    return sorted(connection.scalars(found))
+
+
+def conversations(connection: sa.Connection, hashes: Mapping[str, str]) -> Iterator[Place]:
+    """Find conversations; `hashes` has their hash for each agent that may have begun them."""
+    by_hash = {conversation: agent for agent, conversation in hashes.items()}
+    statement = sa.select(RUNS.conversation, *SEEN).where(RUNS.conversation.in_(list(by_hash)))
+    for conversation, *seen in connection.execute(statement.group_by(RUNS.conversation)):
+        yield Place(conversation, by_hash[conversation], *seen)
+
+
+def places(connection: sa.Connection, name: str) -> Iterator[Place]:
+    """Find a name among agents, sessions and the values of audit keys."""
+    columns: dict[str, Any] = {"agent": RUNS.agent, "session": RUNS.session_id}
+    for kind, column in columns.items():
+        records, *seen = connection.execute(sa.select(*SEEN).where(column == name)).one()
+        if records:
+            yield Place(kind, name, records, *seen)
+    attribute = ATTRIBUTE_TABLE.c
+    statement = (
+        sa.select(attribute.key, *SEEN)
+        .select_from(ATTRIBUTE_TABLE.join(INVOCATION_TABLE, RUNS.id == attribute.invocation_id))
+        .where(attribute.value == name)
+        .group_by(attribute.key)
+        .order_by(attribute.key)
+    )
+    for key, *seen in connection.execute(statement):
+        yield Place("audit key", key, *seen)
+
+
+# --- Queries of tool calls ------------------------------------------------------------------------
+
+
+def tool_uses(
+    connection: sa.Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
+    """Add up tool calls: their number, failures, and microseconds.
+
+    Returns `None` if `by` or the selection has a property that tool calls lack, such as a model.
+    """
+    names = columns_for(by, selection.zone)
+    sums = (
+        sa.func.count(),
+        sa.func.count().filter(TOOLS.status == "error"),
+        sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
+    )
+    try:
+        statement = grouped(TOOL_CALL_TABLE, names, selection, sums)
+    except LedgerError:
+        return None
+    return keyed(connection.execute(statement), names)
+
+
+def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
+    """List invocations in which a tool call repeats an earlier one, in order."""
+    joins = Joins(TOOL_CALL_TABLE)
+    hashed, different = (
+        sa.func.count(TOOLS.fingerprint),
+        sa.func.count(TOOLS.fingerprint.distinct()),
+    )
+    statement = joins.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
+    return list(connection.scalars(statement.having(hashed > different)))
+
+
+def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Iterate over the tool calls of some invocations, in the order of the requests."""
+    statement = (
+        sa.select(
+            TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
+            TOOLS.fingerprint, TOOLS.duration_us,
+        )
+        .where(TOOLS.invocation_id.in_(ids))
+        .order_by(TOOLS.invocation_id, TOOLS.number, TOOLS.at_us)
+    )  # fmt: skip
+    yield from connection.execute(statement)
+
+
+def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Iterate over the turns of some invocations, with their usage; side calls have no turn."""
+    is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
+    keys = (CALLS.invocation_id, CALLS.turn)
+    statement = (
+        sa.select(
+            *keys,
+            sa.func.min(CALLS.at_us).label("at_us"),
+            sa.func.max(CALLS.model).label("model"),
+            sa.func.count().label("calls"),
+            sa.func.sum(CALL_TOKENS).label("tokens"),
+            sa.func.sum(CALLS.price_pico).label("price_pico"),
+            sa.func.count().filter(IS_UNPRICED).label("unpriced"),
+        )
+        .select_from(MODEL_CALL_TABLE)
+        .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    yield from connection.execute(statement)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.engines import DatabaseError
+from otel_limits.ledger.database import DatabaseError
 from otel_limits.ledger.options import KEY_PREFIX
 from otel_limits.ledger.queries import PORTION, quota_changes
 from otel_limits.ledger.reading import open_for_query

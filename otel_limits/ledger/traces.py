@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import sqlalchemy as sa
 
 from otel_limits.ledger.otlp import Span, SpanKey, read_spans
+from otel_limits.ledger.rows import portions
+from otel_limits.ledger.schema import (
+    CALLS,
+    INVOCATION_TABLE,
+    IS_IMPORTED,
+    IS_TOTAL,
+    MODEL_CALL_TABLE,
+    RUNS,
+    UNCOUNTED_TABLE,
+)
 from otel_limits.runs.spans import SeenResponses
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from otel_limits.ledger.documents import JsonDocument
+    from otel_limits.ledger.database import Database
+    from otel_limits.ledger.otlp import JsonDocument
     from otel_limits.otel.kinds import ShownCall
+
 
 SHOWN_CHARACTERS: Final = 200
 LARGE_BYTES: Final = 64 * 1024**2
@@ -159,3 +176,246 @@ def _is_in_another_trace(
         and span.start_us <= each.end_us
         for each in others
     )
+
+
+# --- Tokens of imported spans that show no model call: what they are, as far as it is known -------
+# A span that encloses model calls has their sum. Within the files of an import, its parents show
+# that; for calls of other imports only the trace and the time do, as no row has the parents of a
+# span. The total of an agent without any known call is one call, until its calls are imported. All
+# other tokens are not counted, but listed.
+
+PORTION: Final = 2_000
+"""Traces in a statement: SQLite allows 32,766 parameters, PostgreSQL 65,535."""
+
+NO_CALL: Final = "no attribute shows a model call"
+NO_TOKENS: Final = "the gateway states a cost without tokens"
+NO_MEANING: Final = "the meaning of {} is unknown"
+
+
+class LeftOut(NamedTuple):
+    """Tokens that are not counted."""
+
+    span: Span
+    cause: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettledTotals:
+    """The sums of an import, and those in the ledger, once their calls are known."""
+
+    totals: Sequence[tuple[Span, ShownCall]]
+    """Totals of agents that count as one call each."""
+    left_out: Sequence[LeftOut]
+    superseded: Sequence[Stored]
+    """Totals and uncounted tokens in the ledger whose calls are known now."""
+
+
+# --- the rows of a ledger -------------------------------------------------------------------------
+
+
+class Times:
+    """The times of some calls of a trace, of which those within or around another are found."""
+
+    def __init__(self, calls: Iterable[Span | Stored]) -> None:
+        """Sort them: a trace may have thousands of calls, and of spans with tokens."""
+        times = sorted((each.start_us, each.end_us) for each in calls)
+        self._starts = [start for start, _ in times]
+        ends = [end for _, end in times]
+        self._last_ends = list(itertools.accumulate(ends, max))
+        self._first_ends = [*itertools.accumulate(reversed(ends), min)][::-1]
+
+    def has_within(self, span: Span | Stored) -> bool:
+        """Return whether a span encloses one of them."""
+        place = bisect.bisect_left(self._starts, span.start_us)
+        return place < len(self._starts) and self._first_ends[place] <= span.end_us
+
+    def has_around(self, span: Span | Stored) -> bool:
+        """Return whether one of them encloses a span."""
+        place = bisect.bisect_right(self._starts, span.start_us)
+        return place > 0 and self._last_ends[place - 1] >= span.end_us
+
+
+class Stored(NamedTuple):
+    """A row of a ledger that is a call, or tokens that are not counted."""
+
+    key: SpanKey
+    invocation_id: str
+    owner: SpanKey
+    """The span of the invocation; without an agent there is none."""
+    start_us: int
+    end_us: int
+
+
+@dataclass(slots=True)
+class StoredTraces:
+    """The rows of a ledger that concern the traces of an import."""
+
+    totals: list[Stored] = field(default_factory=list)
+    uncounted: list[Stored] = field(default_factory=list)
+    calls: set[SpanKey] = field(default_factory=set)
+    """Calls of other imports and live ones, in traces in which the import has sums."""
+    owners: set[SpanKey] = field(default_factory=set)
+    """Their invocations, if the import has the span."""
+    times: dict[str, Times] = field(default_factory=dict)
+    """The times of the other ones, by trace."""
+
+
+def stored_traces(database: Database, traces: Traces) -> StoredTraces:
+    """Read the rows that concern the traces of an import."""
+    found, others = StoredTraces(), defaultdict[str, list[Stored]](list)
+    everywhere = sorted({trace_id for trace_id, _ in traces.spans})
+    with_sums = sorted({key[0] for key, span in traces.spans.items() if span.is_use})
+    calls, left_out = _select(MODEL_CALL_TABLE), _select(UNCOUNTED_TABLE)
+    with database.reading() as connection:
+        found.totals += _read(connection, calls.where(IS_TOTAL), CALLS.trace_id, everywhere)
+        found.uncounted += _read(connection, left_out, UNCOUNTED_TABLE.c.trace_id, everywhere)
+        for statement, trace_id in (
+            (calls.where(IS_IMPORTED), CALLS.trace_id),
+            (calls.where(RUNS.source == "live"), RUNS.trace_id),
+        ):
+            for each in _read(connection, statement, trace_id, with_sums):
+                if each.key in traces.parents:
+                    continue  # its parents are known
+                found.calls.add(each.key)
+                if each.owner in traces.parents:
+                    found.owners.add(each.owner)
+                else:
+                    others[each.key[0]].append(each)
+    found.times = {trace_id: Times(each) for trace_id, each in others.items()}
+    return found
+
+
+def _select(table: sa.Table) -> sa.Select[Any]:
+    own = table.c
+    return sa.select(
+        sa.func.coalesce(own.trace_id, RUNS.trace_id),  # live calls have that of their invocation
+        sa.func.coalesce(own.span_id, ""),
+        own.invocation_id,
+        sa.func.coalesce(RUNS.span_id, ""),
+        own.at_us - sa.func.coalesce(own.duration_us, 0),
+        own.at_us,
+    ).select_from(table.outerjoin(INVOCATION_TABLE, RUNS.id == own.invocation_id))
+
+
+def _read(
+    connection: sa.Connection,
+    statement: sa.Select[Any],
+    trace_id: sa.ColumnElement[str],
+    traces: Sequence[str],
+) -> Iterator[Stored]:
+    for portion in portions(traces, PORTION):
+        for trace, span, invocation, owner, start_us, end_us in connection.execute(
+            statement.where(trace_id.in_(portion))
+        ):
+            yield Stored((trace, span), invocation, (trace, owner), start_us, end_us)
+
+
+# --- the sums of an import ------------------------------------------------------------------------
+
+
+def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> SettledTotals:
+    """Decide which sums count as calls, and which tokens are not counted.
+
+    Args:
+        traces: The spans of the files.
+        calls: Model calls that count, and invocations that were recorded live.
+        stored: The rows of the ledger.
+    """
+    counted = set(calls)
+    # Also those of calls that another trace has shown.
+    shown = {key for key, span in traces.spans.items() if span.call is not None}
+    summed = {key for each in shown | counted for key in traces.keys_above(each)}
+    # So are the agents of calls in the ledger, and the spans above them.
+    for owner in stored.owners:
+        summed.update((owner, *traces.keys_above(owner)))
+    totals = []
+    for span, call in _agents_with_totals(traces):
+        is_known = span.key in summed or not counted.isdisjoint(_upwards(span, traces))
+        if not is_known and not _has_calls_of_its_time(span, traces, stored):
+            totals.append((span, call))
+            counted.add(span.key)
+    summed |= {key for span, _ in totals for key in traces.keys_above(span.key)}
+    left_out = [
+        *_sums_left_out(traces, counted, summed, stored),
+        *_calls_left_out(traces.spans[key] for key in counted),
+    ]
+    times = _times_of_loose_calls(traces, counted) if stored.totals or stored.uncounted else {}
+    kept = {each.span.key for each in left_out}
+    superseded = []
+    for rows, still in ((stored.totals, counted), (stored.uncounted, kept)):
+        for row in rows:
+            if row.key in traces.parents:
+                is_superseded = row.key not in still
+            else:
+                of_trace = times.get(row.key[0])
+                has_calls = of_trace is not None and of_trace.has_within(row)
+                is_superseded = row.key in summed or has_calls
+            if is_superseded:
+                superseded.append(row)
+    return SettledTotals(totals, left_out, superseded)
+
+
+def _agents_with_totals(traces: Traces) -> list[tuple[Span, ShownCall]]:
+    """Return agents with a total, the outer ones first: their totals include the inner ones."""
+    found = [(span, span.total) for span in traces.spans.values() if span.total is not None]
+    return sorted(found, key=lambda each: len(traces.keys_above(each[0].key)))
+
+
+def _upwards(span: Span, traces: Traces) -> Iterator[SpanKey]:
+    yield span.key
+    yield from traces.keys_above(span.key)
+
+
+def _sums_left_out(
+    traces: Traces, counted: Collection[SpanKey], summed: Collection[SpanKey], stored: StoredTraces
+) -> Iterator[LeftOut]:
+    """Iterate over outermost spans with tokens that are neither a call, nor its sum or its part."""
+    stated = {key for key, span in traces.spans.items() if span.is_use and key not in summed}
+    known = stated.union(counted, stored.calls)
+    for key in stated:
+        span = traces.spans[key]
+        is_part = not known.isdisjoint(traces.keys_above(key))
+        is_known = key in counted or is_part
+        if not is_known and not _has_calls_of_its_time(span, traces, stored):
+            yield LeftOut(span, _cause_of(span), span.stated)
+
+
+def _cause_of(span: Span) -> str:
+    if not span.stated:
+        return NO_TOKENS
+    return NO_MEANING.format(", ".join(span.unclear)) if span.unclear else NO_CALL
+
+
+def _calls_left_out(calls: Iterable[Span]) -> Iterator[LeftOut]:
+    """Iterate over calls whose only tokens have an unknown meaning."""
+    for span in calls:
+        call = span.call
+        unplaced = None if call is None else call.record.unplaced
+        if call is None or unplaced is None or call.tokens or call.has_estimate:
+            continue
+        cause = NO_MEANING.format(", ".join(unplaced.names))
+        yield LeftOut(span, cause, unplaced.more_input + unplaced.more_output)
+
+
+def _has_calls_of_its_time(span: Span, traces: Traces, stored: StoredTraces) -> bool:
+    """Return whether calls in the ledger are within a span or, as far as is known, around it."""
+    times = stored.times.get(span.trace_id)
+    if times is None:
+        return False
+    return times.has_within(span) or (_is_loose(span, traces) and times.has_around(span))
+
+
+def _times_of_loose_calls(traces: Traces, keys: Collection[SpanKey]) -> dict[str, Times]:
+    """Return the times of calls whose parents are not all in the files, by trace."""
+    found: defaultdict[str, list[Span]] = defaultdict(list)
+    for key in keys:
+        if _is_loose(traces.spans[key], traces):
+            found[key[0]].append(traces.spans[key])
+    return {trace_id: Times(calls) for trace_id, calls in found.items()}
+
+
+def _is_loose(span: Span, traces: Traces) -> bool:
+    """Return whether the files lack a span above it."""
+    *_, last = _upwards(span, traces)
+    return traces.parents.get(last, last) is not None

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-from otel_limits.ledger import engines
+from otel_limits.ledger import database
 from otel_limits.ledger import writer as writer_module
 from tests.drills.checking import ask, prove, verify
 from tests.drills.load import CALLS, Place, start, working
@@ -21,7 +21,7 @@ from tests.drills.load import CALLS, Place, start, working
 SYNCS = ("invocation", "call", "background")
 HOUR = 3600.0
 
-LATEST = writer_module.GATHER_SECONDS + engines.BUSY_SECONDS
+LATEST = writer_module.GATHER_SECONDS + database.BUSY_SECONDS
 """Maximum age in seconds of rows lost by `background`: buffering plus waiting for other writers."""
 
 
@@ -112,7 +112,7 @@ def locked(directory: Path, size: int) -> str:
             worker.await_more(2)
         with closing(sqlite3.connect(place.ledger, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            until = time.monotonic() + engines.BUSY_SECONDS + 1
+            until = time.monotonic() + database.BUSY_SECONDS + 1
             for worker in workers:
                 worker.await_more(size)
             while time.monotonic() < until:

@@ -24,8 +24,7 @@ from otel_limits.core.policy import Policy
 from otel_limits.core.secrets import redact_message, redact_url
 from otel_limits.core.terms import area_of, listing_of, premium, vendor_of
 from otel_limits.core.wording import closest_match
-from otel_limits.ledger.documents import documents_in
-from otel_limits.ledger.otlp import read_spans
+from otel_limits.ledger.otlp import documents_in, read_spans
 from otel_limits.ledger.spill import rows_in
 from otel_limits.observers.toollog import TYPES
 from otel_limits.observers.toollog import read as read_log

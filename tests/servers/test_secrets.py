@@ -13,8 +13,7 @@ import pytest
 from otel_limits.cli.doctor import runaway
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.database import Database
-from otel_limits.ledger.engines import DatabaseError, reason_of
+from otel_limits.ledger.database import Database, DatabaseError, reason_of
 from otel_limits.quotas.store import StoreError, StorePlace
 from otel_limits.runtime.enable import enable_leniently
 from tests.echoes import Collector, Page, PostgreSQL, Proxy, Query, Redis, listening

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger.documents import opened
+from otel_limits.ledger.otlp import opened
 
 if TYPE_CHECKING:
     from otel_limits.audit.bills.bill import ExportedObject

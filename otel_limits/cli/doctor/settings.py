@@ -247,7 +247,7 @@ def ledger(context: Context) -> Iterator[Finding]:
         text = f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default_ledger()}."
         yield skipped("ledger", text)
         return
-    from otel_limits.ledger.access import write_error
+    from otel_limits.ledger.database import write_error
 
     refusal = write_error(address)
     if refusal is None:

@@ -19,13 +19,12 @@ import pytest
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
-from otel_limits.ledger import retention
-from otel_limits.ledger.access import write_error
+from otel_limits.ledger import maintenance
 from otel_limits.ledger.address import parse
-from otel_limits.ledger.database import Database
+from otel_limits.ledger.database import Database, write_error
 from otel_limits.ledger.proof import balance
 from otel_limits.ledger.reading import open_for_query
-from otel_limits.ledger.schema_version import UNRELEASED
+from otel_limits.ledger.schema import UNRELEASED
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
@@ -324,7 +323,7 @@ def test_concurrent_prunes_count_each_invocation_once(
     def prune(_: int) -> int:
         with contextlib.closing(Database(address)) as ledger:
             gate.wait()
-            return sum(retention.prune(ledger, round(time.time() * 1e6), portion=50))
+            return sum(maintenance.prune(ledger, round(time.time() * 1e6), portion=50))
 
     with ThreadPoolExecutor(6) as jobs:
         assert sum(jobs.map(prune, range(6))) == 300

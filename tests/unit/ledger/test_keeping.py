@@ -23,7 +23,7 @@ from otel_limits import Limits, enable
 from otel_limits.cli import main
 from otel_limits.cli.terminal import working
 from otel_limits.core.pricing import Prices
-from otel_limits.ledger import reading, schema_version
+from otel_limits.ledger import reading, schema
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.imports import import_files
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
@@ -418,7 +418,7 @@ def test_ledger_that_another_process_opens_is_pruned(
 ) -> None:
     """Several hosts prune at the same hour: none may fail because another one began."""
     write(ledger.address, Entry())
-    has_tables = schema_version.has_tables
+    has_tables = schema.has_tables
     others = []
 
     def opened_elsewhere(connection: Any) -> bool:

@@ -16,7 +16,7 @@ from otel_limits.core import catalogue
 from otel_limits.core.catalogue import current_list
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
-from otel_limits.ledger.row_prices import DAY, RowPrices
+from otel_limits.ledger.repricing import DAY, RowPrices
 from otel_limits.ledger.rows import picodollars
 
 if TYPE_CHECKING:

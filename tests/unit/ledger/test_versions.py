@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.ledger import engines
+from otel_limits.ledger import database
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import is_damaged
-from otel_limits.ledger.schema_version import CURRENT, UNRELEASED
+from otel_limits.ledger.schema import CURRENT, UNRELEASED
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile
 from tests.price_list import listed
@@ -90,7 +90,7 @@ def test_concurrent_openers_create_the_tables_once(
 ) -> None:
     """Both find no tables before either creates them; the second finds the work done."""
     both_have_looked = threading.Barrier(2)
-    writing = engines.writing
+    writing = database.writing
 
     @contextmanager
     def together(engine: Engine) -> Iterator[Any]:
@@ -104,7 +104,7 @@ def test_concurrent_openers_create_the_tables_once(
             opened.append(ledger.path)
 
     opened: list[Path] = []
-    monkeypatch.setattr(engines, "writing", together)
+    monkeypatch.setattr(database, "writing", together)
     threads = [threading.Thread(target=open_it) for _ in range(2)]
     for thread in threads:
         thread.start()
