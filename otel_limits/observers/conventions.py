@@ -17,8 +17,7 @@ from otel_limits.core.events import ModelCall, Started, Stop, ToolCall
 from otel_limits.observers.instruments import MetricSpec
 
 if TYPE_CHECKING:
-    from otel_limits.observers.instruments import Exemplar, Series
-    from otel_limits.observers.label_values import MetricLabels
+    from otel_limits.observers.instruments import Exemplar, MetricLabels, Series
     from otel_limits.runs.dispatcher import Handler
 
 CALL_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))

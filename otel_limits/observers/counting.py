@@ -6,9 +6,11 @@ Series that an alert or a rate needs are created at 0 when an agent is first see
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core import events
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names, clean
@@ -24,13 +26,107 @@ from otel_limits.core.price import differs
 from otel_limits.core.usage import NO_USAGE, Usage
 from otel_limits.observers import instruments as table
 from otel_limits.observers.conventions import Conventions
-from otel_limits.observers.label_values import MetricLabels, framework_reasons
-from otel_limits.observers.quota_keys import MAX_EVER, QuotaKeys
-from otel_limits.observers.series import SeriesKeeper
-from otel_limits.observers.service import NO_SERVICE, Service
+from otel_limits.observers.instruments import MetricLabels, SeriesKeeper, framework_reasons
 
 if TYPE_CHECKING:
+    from otel_limits.core.events import QuotaUse
     from otel_limits.observers.instruments import Exemplar
+
+
+# --- Selects the quota keys that have metrics: those closest to their limit -----------------------
+
+MAX_KEYS: Final = 50
+"""Maximum number of keys per quota with metrics at a time."""
+
+MAX_EVER: Final = 1000
+"""Maximum number of keys per quota that ever get metrics, if series cannot be removed."""
+
+
+class KeyUtilization(NamedTuple):
+    """The utilization of a shown key, and when its window resets."""
+
+    resets: float
+    share: float
+
+
+class QuotaKeys:
+    """The keys with metrics, by quota. Bounded, because every user may be a key."""
+
+    def __init__(self, ever: int | None) -> None:
+        """Show at most `MAX_KEYS` keys at a time and `ever` in total; `None` for no total."""
+        self._ever = ever
+        self._count: Counter[str] = Counter()
+        self._shown: dict[str, dict[str, KeyUtilization]] = {}
+
+    def admit(self, use: QuotaUse, now: float) -> tuple[bool, str | None]:
+        """Return whether to show a key, and the key that it replaces.
+
+        Args:
+            use: Current usage of the key.
+            now: Wall clock time; a key whose window has ended is replaced first.
+        """
+        shown = self._shown.setdefault(use.quota, {})
+        used = float(use.used) + float(use.reserved)
+        # A quota of 0 is always exhausted.
+        share = used / float(use.limit) if use.limit else float("inf")
+        utilization = KeyUtilization(use.resets, share)
+        # A shown key stays, even if others are now closer: series must not come and go.
+        if use.key in shown:
+            shown[use.key] = utilization
+            return True, None
+        # If series cannot be removed, a replaced one would stay in every scrape.
+        if self._ever is not None and self._count[use.quota] >= self._ever:
+            return False, None
+        if len(shown) < MAX_KEYS:
+            return self._show(use, utilization), None
+        # A scan of at most fifty keys; a heap would not be faster.
+        furthest = min(shown, key=lambda key: _share_at(shown[key], now))
+        if _share_at(shown[furthest], now) >= _share_at(utilization, now):
+            return False, None
+        del shown[furthest]
+        return self._show(use, utilization), furthest
+
+    def _show(self, use: QuotaUse, utilization: KeyUtilization) -> bool:
+        self._shown[use.quota][use.key] = utilization
+        self._count[use.quota] += 1
+        return True
+
+
+def _share_at(utilization: KeyUtilization, now: float) -> float:
+    # Below every share, so that it is replaced first.
+    return utilization.share if utilization.resets > now else -1.0
+
+
+# --- The service of this process, from its OpenTelemetry resource ---------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """Version, namespace and environment of a service; empty if not set."""
+
+    version: str = ""
+    namespace: str = ""
+    environment: str = ""
+
+
+NO_SERVICE: Final = Service()
+
+
+def service_of(attributes: Mapping[str, Any]) -> Service:
+    """Read the attributes of a resource."""
+    # Semantic conventions 1.27 renamed the environment; most programs still set the old name.
+    environment = attributes.get("deployment.environment.name") or attributes.get(
+        "deployment.environment"
+    )
+    return Service(
+        version=str(attributes.get("service.version") or ""),
+        namespace=str(attributes.get("service.namespace") or ""),
+        environment=str(environment or ""),
+    )
+
+
+# --- Counts events in the metrics of `instruments.py`, independent of the exporter ----------------
+# Series that an alert or a rate needs are created at 0 when an agent is first seen.
 
 QUOTA_GAUGES: Final = (
     table.QUOTA_USED,

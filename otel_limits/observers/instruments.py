@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias, get_args
 
+from otel_limits.bindings import known
 from otel_limits.core.events import CallKind, Decision, TaskLoss, ToolStatus
+from otel_limits.core.labels import OTHER, LabelLimiter, Names
+from otel_limits.core.limits import STOP_REASONS
+from otel_limits.observers.protocol import BaseObserver
 
 PREFIX: Final = "otel_limits_"
 
@@ -337,3 +345,119 @@ BUILD_INFO: Final = MetricSpec(
 
 METRICS: Final = tuple(each for each in globals().values() if isinstance(each, MetricSpec))
 """All metrics above, for the exporters and the documentation."""
+
+
+# --- Label values of metrics, with a maximum number of names per label ----------------------------
+# Names from models, users or applications are capped: agents, models, tools, stop reasons,
+# providers and observers. Finite sets (limits, quotas, built-in stop reasons) are not.
+
+logger = logging.getLogger("otel_limits")
+
+TOOLS_PER_AGENT: Final = 5
+
+MAX_THIRD_PARTY: Final = 100
+"""Maximum number of third-party observers, providers and stop reasons."""
+
+OWN_STOP_REASONS: Final = ("error", "aborted", "evicted")
+"""Stop reasons of invocations for which neither a framework nor a limit gave one."""
+
+
+class MetricLabels:
+    """Converts names to label values.
+
+    Args:
+        max_agents: Maximum number of agents, and of models, in addition to those named in the
+            policy file; five times as many tools.
+        named: Returns the names in the current policy file.
+        folded: Called with the name of the label whenever a name is counted as `_other`.
+    """
+
+    def __init__(
+        self, max_agents: int, named: Callable[[], Names], folded: Callable[[str], None]
+    ) -> None:
+        """Create an empty set of names for each label."""
+        self._max_agents = max_agents
+        self._folded = folded
+        self._reported: set[str] = set()
+        # Called for each new name, because the policy file may have changed.
+        self.agent = self._capped("agent", max_agents, lambda: named().agents)
+        self.model = self._capped("model", max_agents, lambda: named().models)
+        self.tool = self._capped("tool", max_agents * TOOLS_PER_AGENT, lambda: named().tools)
+        self.reason = self._capped("reason", MAX_THIRD_PARTY, known_reasons)
+        self.provider = self._capped("provider", MAX_THIRD_PARTY, frozenset)
+        self.component = self._capped("observer", MAX_THIRD_PARTY, frozenset)
+
+    def _capped(self, label: str, limit: int, always: Callable[[], frozenset[str]]) -> LabelLimiter:
+        fold = functools.partial(self._fold, label, limit)
+        return LabelLimiter(limit, always=always, folded=fold)
+
+    def _fold(self, label: str, limit: int) -> None:
+        # Once per label; the metric counts every occurrence.
+        if label not in self._reported:
+            self._reported.add(label)
+            logger.warning(
+                "otel-limits: more than %d names for the label %s; metrics count the rest as %s. "
+                "Use stable agent names, list important names in the policy file, or raise "
+                "OTEL_LIMITS_METRICS_MAX_AGENTS (now %d).",
+                limit,
+                label,
+                OTHER,
+                self._max_agents,
+            )
+        self._folded(label)
+
+
+def known_reasons() -> frozenset[str]:
+    """Return all known stop reasons."""
+    return frozenset((*STOP_REASONS, *framework_reasons()))
+
+
+def framework_reasons() -> Iterator[str]:
+    """Yield the stop reasons that are not limits, of all frameworks."""
+    for framework in known.FRAMEWORKS:
+        yield from framework.stop_reasons
+    # Independent of the framework, so no framework has to list them.
+    yield from OWN_STOP_REASONS
+
+
+# --- Creates and caches the series of metrics, independent of the exporter ------------------------
+
+
+class SeriesKeeper(BaseObserver, ABC):
+    """Base class of observers that count, with one cached series per set of labels."""
+
+    def __init__(self) -> None:
+        """Create an empty cache."""
+        self._series: dict[tuple[str, ...], Series] = {}
+
+    @property
+    def can_drop(self) -> bool:
+        """True if a series can be removed."""
+        return False
+
+    @abstractmethod
+    def make_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create one series, at 0 unless it is a gauge."""
+
+    def drop_series(self, spec: MetricSpec, labels: tuple[str, ...]) -> None:
+        """Remove one series of a gauge, if possible."""
+
+    def series(self, spec: MetricSpec, *labels: str) -> Series:
+        """Return one series, creating it if it is new."""
+        return self._series.get((spec.name, *labels)) or self._create(spec, labels)
+
+    def drop(self, spec: MetricSpec, *labels: str) -> None:
+        """Set the series of a gauge to 0 and remove it, if possible."""
+        series = self._series.pop((spec.name, *labels), None)
+        if series is None:
+            return
+        series(0)  # for exporters that cannot remove it
+        self.drop_series(spec, labels)
+
+    def _create(self, spec: MetricSpec, labels: tuple[str, ...]) -> Series:
+        """Create a series at 0, with one for each other value of its last label."""
+        # Prometheus sees no increase in a series whose first sample is already 1.
+        for each in (labels, *((*labels[:-1], value) for value in spec.values)):
+            if (spec.name, *each) not in self._series:
+                self._series[(spec.name, *each)] = self.make_series(spec, each)
+        return self._series[(spec.name, *labels)]

@@ -4,18 +4,45 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
+from opentelemetry._logs import Logger, LogRecord, SeverityNumber
+from opentelemetry.context import Context
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
+
+from otel_limits.core.events import Halt, Invocation
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
-from otel_limits.observers.context import context_of
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
 from otel_limits.observers.instruments import METRICS, Exemplar, MetricSpec, Series
+from otel_limits.observers.protocol import BaseObserver
+from otel_limits.otel import semconv
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
+    from opentelemetry.util.types import AnyValue
+
+    from otel_limits.core.usage import Number
+
+
+# --- OpenTelemetry contexts from span IDs ---------------------------------------------------------
+
+
+def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
+    """Return a context whose current span has this `trace_id` and `span_id`."""
+    span = SpanContext(
+        trace_id=int(ids["trace_id"], 16),
+        span_id=int(ids["span_id"], 16),
+        is_remote=False,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT),
+    )
+    return set_span_in_context(NonRecordingSpan(span), Context())
+
+
+# --- Publishes the metrics through OpenTelemetry instruments, e.g. for export over OTLP -----------
 
 FLUSH_INTERVAL_SECONDS: Final = 1.0
 """Minimum interval between exports triggered by new agents."""
@@ -135,3 +162,68 @@ def make_instrument(meter: Meter, spec: MetricSpec) -> Any:
         "minimum": meter.create_gauge,
     }[spec.kind]
     return make(spec.otel_name, spec.unit, spec.help)
+
+
+# --- Emits each halt as an OpenTelemetry log event, independent of trace sampling -----------------
+
+
+class EventObserver(BaseObserver):
+    """Emits the event `otel_limits.halt`.
+
+    Args:
+        logger: Emits the event; without an SDK, it does nothing.
+    """
+
+    component = "events"
+
+    def __init__(self, logger: Logger) -> None:
+        """Subscribe to halts, including would-be halts."""
+        self._logger = logger
+        self.subscribes_to = {Halt: self._emit}
+
+    def _emit(self, halt: Halt) -> None:
+        self._logger.emit(
+            LogRecord(
+                # Because the SDK sets only the observed timestamp.
+                timestamp=time.time_ns(),
+                context=context_of_invocation(halt.invocation),
+                severity_number=SeverityNumber.WARN,
+                severity_text="WARN",
+                event_name=semconv.HALT_EVENT,
+                body=halt.sentence,
+                attributes=attributes_of(halt),
+            )
+        )
+
+
+def attributes_of(halt: Halt) -> dict[str, AnyValue]:
+    """Return the attributes of the halted span, with agent and invocation ID."""
+    attributes: dict[str, AnyValue] = {
+        semconv.AGENT_NAME: halt.invocation.agent,
+        semconv.INVOCATION_ID: halt.invocation.id,
+        semconv.TASK_ID: halt.invocation.task_id,
+        semconv.STOP_REASON: halt.reason,
+        semconv.STOP_ACTION: halt.action,
+    }
+    # A kill has no limit.
+    if halt.breach is not None:
+        attributes |= {
+            semconv.LIMIT_NAME: halt.breach.limit,
+            semconv.LIMIT_VALUE: as_number(halt.breach.cap),
+            semconv.LIMIT_CONSUMED: as_number(halt.breach.observed),
+        }
+    return attributes
+
+
+def context_of_invocation(invocation: Invocation) -> Context:
+    """Return a context with the agent's span, sampled or not."""
+    if invocation.trace_id is None or invocation.span_id is None:
+        return Context()
+    ids = {"trace_id": invocation.trace_id, "span_id": invocation.span_id}
+    return context_of(ids, sampled=invocation.sampled)
+
+
+def as_number(number: Number) -> int | float:
+    """Convert an exact amount to a float, because attributes cannot hold a `Decimal`."""
+    # The ledger has the exact amount.
+    return float(number) if isinstance(number, Decimal) else number

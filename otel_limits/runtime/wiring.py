@@ -16,8 +16,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.version import own_version
-from otel_limits.observers.first_calls import FirstCalls
-from otel_limits.observers.log import LogObserver
+from otel_limits.observers.log import FirstCalls, LogObserver
 from otel_limits.observers.protocol import LazyObserver
 from otel_limits.quotas.stores import is_shared
 from otel_limits.runtime.call_records import LedgerRecords
@@ -31,12 +30,11 @@ if TYPE_CHECKING:
 
     from otel_limits.core.events import Enforcing, Observer
     from otel_limits.core.labels import Names
+    from otel_limits.observers.counting import Service
     from otel_limits.observers.ledger import LedgerObserver
-    from otel_limits.observers.log_events import EventObserver
-    from otel_limits.observers.otlp_observer import OtlpObserver
+    from otel_limits.observers.otlp_observer import EventObserver, OtlpObserver
     from otel_limits.observers.prometheus import PrometheusObserver
     from otel_limits.observers.protocol import BaseObserver
-    from otel_limits.observers.service import Service
     from otel_limits.observers.toollog import ToolLog
     from otel_limits.otel.export import OwnMeters
     from otel_limits.otel.provider import FallbackProvider
@@ -103,7 +101,7 @@ def make_tracer_provider() -> FallbackProvider:
 
 def own_service() -> Service:
     """Return the service of this process, as far as configured."""
-    from otel_limits.observers.service import service_of
+    from otel_limits.observers.counting import service_of
     from otel_limits.otel.provider import service_attributes
 
     return service_of(service_attributes())
@@ -172,7 +170,7 @@ def _meter_of_child(own: OwnMeters) -> Meter:
 def _make_events(_: Settings, providers: OtlpProviders, __: Named) -> EventObserver:
     from opentelemetry._logs import get_logger  # the only public API, despite its name
 
-    from otel_limits.observers.log_events import EventObserver
+    from otel_limits.observers.otlp_observer import EventObserver
 
     return EventObserver(get_logger("otel_limits", own_version(), providers.logger))
 

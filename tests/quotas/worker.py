@@ -43,7 +43,7 @@ NEEDED = (
     "otel_limits.bindings.strands.tracked_requests",
     "otel_limits.ledger.database",
     "otel_limits.ledger.writer",
-    "otel_limits.observers.context",
+    "otel_limits.observers.otlp_observer",
     "otel_limits.observers.ledger",
     "otel_limits.observers.prometheus",
     "otel_limits.quotas.redis_store",

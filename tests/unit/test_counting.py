@@ -43,10 +43,10 @@ from otel_limits.core.events import (
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits
 from otel_limits.core.usage import Usage
+from otel_limits.observers.counting import Service, service_of
 from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp_observer import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
-from otel_limits.observers.service import Service, service_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -16,8 +16,7 @@ import pytest
 
 import otel_limits
 from otel_limits import Cycle, Event, Invocation, Limits, Turn, enable, observers
-from otel_limits.observers.protocol import BaseObserver, LazyObserver
-from otel_limits.observers.queued import QueuedObserver
+from otel_limits.observers.protocol import BaseObserver, LazyObserver, QueuedObserver
 from otel_limits.runtime import wiring
 from otel_limits.runtime.wiring import ObserverEntry
 from otel_limits.testing import ScriptedModel, endless, uses

@@ -17,7 +17,7 @@ from otel_limits.core.pricing import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
-from otel_limits.observers.first_calls import UNLIMITED
+from otel_limits.observers.log import UNLIMITED
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
