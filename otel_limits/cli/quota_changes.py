@@ -17,8 +17,8 @@ from otel_limits.core.events import QuotaGrant
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import DATE_TIME
 from otel_limits.core.wording import pluralize, suggestion
-from otel_limits.quotas.key_use import find_key
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
+from otel_limits.quotas.remaining import find_key
 from otel_limits.quotas.store import (
     FOREVER,
     Block,

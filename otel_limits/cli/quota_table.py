@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_limits.core.usage import Number
-    from otel_limits.quotas.key_use import KeyUse, Uses
+    from otel_limits.quotas.remaining import KeyUse, Uses
 
 COLUMNS: Final = (
     Column("quota", "Quota", is_key=True),

@@ -22,14 +22,8 @@ from otel_limits.cli.fleet_store import (
 from otel_limits.cli.quota_changes import add_changes
 from otel_limits.core.values import WHOLE_NUMBER
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.key_use import (
-    ConversationUse,
-    KeyUse,
-    Uses,
-    read_conversations,
-    read_use,
-)
 from otel_limits.quotas.recovery import settle_expired
+from otel_limits.quotas.remaining import ConversationUse, KeyUse, Uses, read_conversations, read_use
 from otel_limits.quotas.store import NotesExpired, SendsKills
 from otel_limits.quotas.windows import shown_time
 from otel_limits.settings.ledgers import recorded_ledger

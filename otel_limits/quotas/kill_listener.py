@@ -21,7 +21,7 @@ from otel_limits.quotas.store import (
     StoreError,
     SubscribeDeniedError,
 )
-from otel_limits.quotas.store_thread import StoreThread
+from otel_limits.quotas.store_worker import StoreThread
 from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ from otel_limits.quotas.store import (
     SharedStore,
     StoreError,
 )
-from otel_limits.quotas.store_thread import StoreThread
+from otel_limits.quotas.store_worker import StoreThread
 from otel_limits.quotas.windows import Window
 
 if TYPE_CHECKING:

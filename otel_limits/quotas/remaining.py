@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
-from otel_limits.core.usage import Remaining
+from otel_limits.core.limits import CONVERSATION_PREFIX
+from otel_limits.core.usage import Remaining, Tally
 from otel_limits.core.wording import suggestion
+from otel_limits.quotas.conversation_sync import sums_of
 from otel_limits.quotas.engine import Engine
+from otel_limits.quotas.keys import EVERYTHING, Key
 from otel_limits.quotas.quota import in_unit
-from otel_limits.quotas.store import CountState, ReadCounts, StoreError, resets_at
+from otel_limits.quotas.store import (
+    LOOKED_AT,
+    Count,
+    CountState,
+    KeepsConversations,
+    QuotaStore,
+    ReadCounts,
+    StoreError,
+    resets_at,
+)
 from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
+    from otel_limits.core.limits import Limits
+    from otel_limits.core.usage import Number
     from otel_limits.quotas.client import StoreClient
-    from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
+    from otel_limits.quotas.store import ConversationRecord
 
 
 def remaining(
@@ -127,3 +146,188 @@ def _question(
     key = quota.key.key(name, look_up)
     count, amount = quota.count(key, gate.client.now()), quota.amount_of(key, look_up)
     return _Question(gate.client, quota, key, ReadCounts(((count, amount),)))
+
+
+# --- Reads the usage of every quota key from the store --------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyUse:
+    """Usage of one quota key."""
+
+    quota: str
+    key: str
+    unit: str
+    used: Number
+    reserved: Number
+    remaining: Number
+    limit: Number
+    """Including grants."""
+    resets: float | None
+    """Start of the next window, or when a token bucket is full, in seconds since the epoch.
+
+    `None` without a window.
+    """
+    blocked: str | None = None
+    """The reason of an operator's block, possibly empty; `None` if not blocked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationUse:
+    """A conversation and the limit whose cap it is closest to."""
+
+    conversation: str
+    """Its hash."""
+    agent: str
+    limit: str
+    """Such as `conversation_max_turns`."""
+    unit: str
+    used: Number
+    cap: Number
+    """Including what persons have granted."""
+    idle_since: float
+    """The time of its last model call, in seconds since the epoch."""
+
+    @property
+    def share(self) -> float:
+        """The part of the cap that is used."""
+        return float(self.used) / float(self.cap)
+
+
+class Uses(NamedTuple):
+    """Usage of keys; within each quota, those closest to their limit first."""
+
+    rows: list[KeyUse]
+    omitted: int
+    """Keys that `top` left out."""
+    conversations: Sequence[ConversationUse] = ()
+    """Conversations near a cap."""
+
+
+def read_use(
+    store: QuotaStore, quotas: Iterable[Quota], *, glob: str = "*", top: int | None = None
+) -> Uses:
+    """Return the usage of keys in the current window; an unused quota has one row.
+
+    Args:
+        store: The quota store.
+        quotas: Quotas to read.
+        glob: Glob for displayed keys.
+        top: Maximum keys per quota.
+
+    Raises:
+        StoreError: The store is unavailable.
+    """
+    now = store.now()
+    rows: list[KeyUse] = []
+    omitted = 0
+    for quota in quotas:
+        # Counted while they are read, because a quota may have more keys than fit in memory.
+        numbers = itertools.count()
+        found = (use for use, _ in zip(_uses(store, quota, now, glob), numbers, strict=False))
+        nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
+        rows += nearest
+        omitted += next(numbers) - len(nearest)
+    return Uses(rows, omitted)
+
+
+def _order(use: KeyUse) -> tuple[float, str]:
+    return float(use.remaining) / float(use.limit), use.key
+
+
+def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[KeyUse]:
+    counts = _counts(store, quota, now, glob)
+    while page := list(islice(counts, LOOKED_AT)):
+        states = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
+        for count, state in zip(page, states, strict=True):
+            figures = quota.figures(state)
+            yield KeyUse(
+                quota=quota.name,
+                key=count.shown,
+                unit=figures.unit,
+                used=figures.used,
+                reserved=figures.reserved,
+                remaining=figures.left,
+                limit=figures.limit,
+                resets=None if quota.unit == "concurrency" else resets_at(count, state, now),
+                blocked=state.block.reason if state.block else None,
+            )
+
+
+def read_conversations(
+    store: QuotaStore,
+    caps_of: Callable[[str], Limits],
+    least: float,
+    *,
+    glob: str = "*",
+    top: int | None = None,
+) -> list[ConversationUse]:
+    """Return the conversations that are near a cap, the closest first.
+
+    Args:
+        store: The quota store.
+        caps_of: Agent → the caps of its conversations.
+        least: The part of a cap that is used.
+        glob: Glob for hashes.
+        top: Maximum number of conversations.
+
+    Raises:
+        StoreError: The store is unavailable.
+    """
+    if not isinstance(store, KeepsConversations):
+        return []
+    uses = (
+        max(_limits_of(record, caps_of(record.agent)), key=lambda use: use.share, default=None)
+        for record in store.conversations()
+        if fnmatchcase(record.conversation, glob)
+    )
+    near = [use for use in uses if use is not None and use.share >= least]
+    return sorted(near, key=lambda use: (-use.share, use.conversation))[:top]
+
+
+def _limits_of(record: ConversationRecord, caps: Limits) -> Iterator[ConversationUse]:
+    """Yield the usage of each limit of a conversation."""
+    sums = sums_of(record.sums)
+    tally = Tally(
+        turns=sums.turns,
+        model_calls=sums.model_calls,
+        tool_calls=sums.tool_calls,
+        input=sums.tokens,
+        cost_at_most=sums.cost_at_most,
+    )
+    for limit, cap in caps.active:
+        yield ConversationUse(
+            conversation=record.conversation,
+            agent=record.agent,
+            limit=CONVERSATION_PREFIX + limit.name,
+            unit=limit.unit,
+            used=limit.observed(tally),
+            cap=cap + sums.granted.get(limit.name, 0),  # type: ignore[operator]  # of the same type
+            idle_since=record.changed_at,
+        )
+
+
+def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
+    """Find the key that a person wrote, in the form of the template or as it is shown.
+
+    Raises:
+        StoreError: The store is unavailable.
+        ValueError: The quota has no such keys.
+    """
+    for listed in store.keys(quota.name):
+        if listed.shown == text:
+            return listed
+    return quota.key.key_of_text(quota.name, text)
+
+
+def _counts(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Count]:
+    if not quota.key.sources:
+        yield quota.count(quota.key.key_of_text(quota.name, EVERYTHING), now)
+        return
+    is_used = False
+    for key in store.keys(quota.name):
+        is_used = True
+        if fnmatchcase(key.shown, glob):
+            yield quota.count(key, now)
+    if not is_used:
+        yield quota.count(Key("", f"no {quota.key.text} yet"), now)

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.conversation_sync import ConversationSync
+from otel_limits.quotas.conversation_sync import ConversationSync, SharedConversations
 from otel_limits.quotas.engine import Engine
 from otel_limits.quotas.kill_listener import KillListener
 from otel_limits.quotas.recovery import Recovery
-from otel_limits.quotas.shared_conversations import SharedConversations
 from otel_limits.quotas.store import KeepsConversations
 from otel_limits.quotas.store_worker import InlineExecutor, ThreadedExecutor
 from otel_limits.quotas.stores import is_shared, open_shared_store, open_store
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.recovery import CallRecords
     from otel_limits.quotas.store import StorePlace
-    from otel_limits.quotas.store_thread import StoreThread
+    from otel_limits.quotas.store_worker import StoreThread
     from otel_limits.runs.registry import RunRegistry
 
 

@@ -12,17 +12,17 @@ import logging
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.fallback import look_seconds
-from otel_limits.quotas.knowledge import Knowledge
+from otel_limits.quotas.fallback import Knowledge, look_seconds
 from otel_limits.quotas.store import (
     CountConversation,
     Diagnoses,
@@ -44,6 +44,7 @@ from otel_limits.quotas.store import (
 
 if TYPE_CHECKING:
     from otel_limits.quotas.wait_queues import QueueKey
+
 
 logger = logging.getLogger("otel_limits")
 
@@ -422,3 +423,48 @@ def quarantine(operation: Operation, reply: Reply) -> None:
 
 StoreExecutor: TypeAlias = InlineExecutor | ThreadedExecutor
 """Executes operations on the store."""
+
+
+# --- Background threads with their own shared store -----------------------------------------------
+
+
+class StoreThread(ABC):
+    """A background thread, restarted in forked children.
+
+    Args:
+        store: A store that only this thread uses.
+    """
+
+    name: ClassVar[str]
+    """Name of the thread."""
+
+    def __init__(self, store: SharedStore) -> None:
+        """Start the thread."""
+        self._store = store
+        self._start()
+
+    def after_fork(self) -> None:
+        """Restart in a child: threads are not inherited."""
+        self._store.after_fork()
+        self._start()
+
+    def close(self) -> None:
+        """Stop the thread without waiting for it."""
+        self._closing.set()
+
+    @abstractmethod
+    def work(self, closing: threading.Event) -> None:
+        """Work until `closing` is set."""
+
+    def _start(self) -> None:
+        # A new event: the inherited one may be set.
+        self._closing = threading.Event()
+        threading.Thread(
+            target=self._run, args=(self._closing,), name=self.name, daemon=True
+        ).start()
+
+    @suppress_errors("quotas")
+    def _run(self, closing: threading.Event) -> None:
+        self.work(closing)
+        # In the thread that used it: no other thread may close its connection.
+        self._store.close()

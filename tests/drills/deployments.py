@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.redis_store import needed
 from tests.processes import free_port, tied
 from tests.quotas.fixtures import Server, Wire, eventually, require_program
 

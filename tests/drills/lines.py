@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.quotas.engine import RENEWALS
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.store import (
     MOST_NEEDS,
@@ -23,7 +24,6 @@ from otel_limits.quotas.store import (
     StorePlace,
 )
 from otel_limits.quotas.stores import open_shared_store
-from otel_limits.quotas.waiting import RENEWALS
 from otel_limits.quotas.windows import UnboundedWindow
 from tests.drills.deployments import DEPLOYMENTS
 from tests.servers.quotas.test_fleet import process, variables

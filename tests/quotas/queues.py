@@ -20,8 +20,8 @@ from hypothesis.stateful import (
 )
 
 from otel_limits.quotas.client import LEASE_SECONDS
+from otel_limits.quotas.engine import RENEWALS
 from otel_limits.quotas.store import FOREVER, NEED_SECONDS, Block, Freed, Grant, Reset, Withdraw
-from otel_limits.quotas.waiting import RENEWALS
 from tests.quotas.own_time import AGENTS, POLLING, QUOTAS, WORKERS, SimulatedFleet
 
 

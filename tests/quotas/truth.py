@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from otel_limits.quotas.knowledge import Knowledge
+from otel_limits.quotas.fallback import Knowledge
 from otel_limits.quotas.store import (
     FOREVER,
     REMEMBERED_CALLS,

@@ -24,7 +24,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits.core.events import QuotaWait
 from otel_limits.core.pricing import Prices
-from otel_limits.quotas import client, leases, needs
+from otel_limits.quotas import client, needs
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
@@ -179,9 +179,9 @@ def line_up(names: list[str], seconds: float, lease: float) -> dict[str, int]:
         seconds: The duration of each model call.
         lease: The lease of a slot, for workers that do not renew it.
     """
-    for module in (client, leases, needs):
+    for module in (client, client, needs):
         setattr(module, "SLOT_LEASE_SECONDS", lease)  # noqa: B010  mypy rejects assigning a Final
-    setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010
+    setattr(client, "RENEW_SECONDS", lease / 3)  # noqa: B010
     recorder = DecisionRecorder()
     otel_limits.enable(observers=[recorder])
 
@@ -221,7 +221,7 @@ def serve(lease: float | None = None) -> dict[str, int]:
         lease: The lease of a reservation, if it is not the default.
     """
     if lease is not None:
-        setattr(leases, "RENEW_SECONDS", lease / 3)  # noqa: B010  mypy rejects assigning a Final
+        setattr(client, "RENEW_SECONDS", lease / 3)  # noqa: B010  mypy rejects assigning a Final
         gate: Any = LIVE.observers.gate
         gate.client.lease_seconds = lease
     for line in sys.stdin:

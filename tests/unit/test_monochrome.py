@@ -14,7 +14,7 @@ from rich.console import Console
 
 from otel_limits.cli.quota_table import table_of
 from otel_limits.cli.show.svg_charts import COLOURS, HATCHES, colour, hatches
-from otel_limits.quotas.key_use import KeyUse, Uses
+from otel_limits.quotas.remaining import KeyUse, Uses
 
 
 def plain(shown: Any) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import pytest
 
 from otel_limits.quotas.client import StoreClient
-from otel_limits.quotas.shared_conversations import SharedConversations, parts_of, sums_of
+from otel_limits.quotas.conversation_sync import SharedConversations, parts_of, sums_of
 from otel_limits.quotas.store import KeepsConversations, StoreError, StorePlace
 from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store

@@ -22,9 +22,9 @@ import otel_limits
 from otel_limits import cli
 from otel_limits.core.events import QuotaGrant, QuotaUse, Stop
 from otel_limits.quotas import kill_listener
+from otel_limits.quotas.conversation_sync import parts_of
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import KeyNames
-from otel_limits.quotas.shared_conversations import parts_of
 from otel_limits.quotas.store import (
     Charge,
     Count,

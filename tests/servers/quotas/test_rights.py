@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from otel_limits import cli
-from otel_limits.quotas.redis_rights import COMMANDS, needed
 from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.redis_store import COMMANDS, needed
 from otel_limits.quotas.store import StorePlace
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.drills import deployments

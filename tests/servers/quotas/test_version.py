@@ -14,8 +14,8 @@ import pytest
 from otel_limits import cli
 from otel_limits.cli.doctor.check_context import Context
 from otel_limits.cli.doctor.checks import findings_of
-from otel_limits.quotas.redis_rights import needed
 from otel_limits.quotas.redis_scripts import KeyNames
+from otel_limits.quotas.redis_store import needed
 from otel_limits.testing import ScriptedModel, says
 from tests.quotas.fixtures import eventually
 
