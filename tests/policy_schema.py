@@ -10,7 +10,7 @@ import json
 from typing import Any, Final
 
 from otel_limits.quotas.section import schema as quotas_schema
-from otel_limits.settings.policy.models import File
+from otel_limits.settings.policy.reader import File
 from tests.paths import ROOT
 
 PATH: Final = ROOT / "otel_limits/policy.schema.json"

@@ -29,7 +29,7 @@ from otel_limits.core.values import (
 from otel_limits.ledger.calendar import kind_of
 from otel_limits.ledger.options import Condition
 from otel_limits.ledger.rows import MICROSECONDS
-from otel_limits.settings.credentials import authorization_in
+from otel_limits.settings.variables import authorization_in
 
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret

@@ -18,7 +18,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import OTHER, clean
 from otel_limits.core.secrets import Secret, redact_url
 from otel_limits.ledger.rows import MICROSECONDS, PICODOLLARS, dollars
-from otel_limits.settings.credentials import inherited_authorization
+from otel_limits.settings.variables import inherited_authorization
 
 if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection

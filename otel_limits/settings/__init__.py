@@ -8,12 +8,12 @@ A value such as `max_turns: 30` takes this path:
    process, its key in the policy file; its kind (`core/values.py`) checks a value from any of them.
 2. `settings_reader.py` reads the variables of the process into `Settings`. Options of
    `otel-limits run` become variables of the program.
-3. `policy/` reads the file: `yaml_tree.py` finds values and their lines, `models.py` checks them,
+3. `policy/` reads the file: `reader.py` finds values and their lines, `reader.py` checks them,
    `reader.py` makes a `Document` of them, which `file.py` reloads when the file changes.
 4. `Document.effective` merges the file over the settings of the process when an invocation starts
    (`Runtime.policy`), and `Overrides` of a plugin over both. The result is the `Policy` that
    applies to it.
-5. The JSON Schema of the file is made from the same models and help texts (`models.py`, and
+5. The JSON Schema of the file is made from the same models and help texts (`reader.py`, and
    `tests/policy_schema.py`, which writes it).
 
 Precedence, lowest first: default, preset, variable, argument of `enable()`, `defaults` of the file,

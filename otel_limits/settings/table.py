@@ -35,8 +35,8 @@ from otel_limits.core.values import (
 )
 from otel_limits.ledger.options import LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
-from otel_limits.settings.credentials import AUTHORIZATION
 from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
+from otel_limits.settings.variables import AUTHORIZATION
 
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret

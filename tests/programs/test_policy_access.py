@@ -14,7 +14,7 @@ import pytest
 
 from otel_limits.cli.doctor.check_context import Context
 from otel_limits.cli.doctor.checks import findings_of
-from otel_limits.settings.policy.changeable import is_changeable
+from otel_limits.settings.policy.file import is_changeable
 from tests.programs.test_first_calls import AGENT, run
 
 if TYPE_CHECKING:

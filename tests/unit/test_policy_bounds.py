@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from otel_limits.settings.policy.file import LOOK_INTERVAL_SECONDS, MAX_BYTES, PolicyFile
-from otel_limits.settings.policy.reader import parse
-from otel_limits.settings.policy.yaml_tree import MAX_NODES
+from otel_limits.settings.policy.reader import MAX_NODES, parse
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,7 @@ from otel_limits.observers.log import UNLIMITED
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
-from otel_limits.settings.policy.changeable import CHANGEABLE, is_changeable
-from otel_limits.settings.policy.file import policy_mistakes
+from otel_limits.settings.policy.file import CHANGEABLE, is_changeable, policy_mistakes
 
 if TYPE_CHECKING:
     from otel_limits.cli.doctor.check_context import Context

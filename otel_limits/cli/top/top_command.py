@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.settings.credentials import inherited_authorization
 from otel_limits.settings.settings_reader import settings_with
-from otel_limits.settings.variables import reachable
+from otel_limits.settings.variables import inherited_authorization, reachable
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import Fleet

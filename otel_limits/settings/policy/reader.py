@@ -2,18 +2,457 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Annotated, Any, Final, TypeAlias
 
-from otel_limits.core.file_parts import KeyPath, Part, mistakes_in
-from otel_limits.core.limits import SHARED_LIMITS, file_name
-from otel_limits.core.policy import COST
-from otel_limits.core.pricing import Prices, missing_prices
-from otel_limits.settings.policy import yaml_tree
-from otel_limits.settings.policy.document import NO_DOCUMENT, Document, Entry
-from otel_limits.settings.policy.models import File, Section, WrittenModel
-from otel_limits.settings.policy.yaml_tree import Mistake, Node
+import yaml
+from pydantic import ConfigDict, Field, create_model, field_validator, model_validator
+
+from otel_limits.core.catalogue import is_sold, nearest_listed
+from otel_limits.core.failures import TOOL_FAILURES
+from otel_limits.core.file_parts import KeyPath, Of, Part, mistakes_in, optional
+from otel_limits.core.limits import (
+    CONVERSATION,
+    LIMIT_NAMES,
+    LIMITS,
+    SHARED_LIMITS,
+    TREE,
+    file_name,
+)
+from otel_limits.core.policy import COST, TOOL_ACTION
+from otel_limits.core.price import TIERED, Price, PriceTier
+from otel_limits.core.pricing import PriceOverride, Prices, missing_prices
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.values import (
+    BOOLEAN,
+    FEE,
+    PRICE,
+    WHOLE_NUMBER,
+    Kind,
+    MappingKind,
+    TextKind,
+)
+from otel_limits.settings.policy.document import AGENT_SETTINGS, NO_DOCUMENT, Document, Entry
+
+# --- models ---------------------------------------------------------------------------------------
+# The parts of a policy file as models: its keys, what they may contain, and what they are for.
+
+# --- agents ---------------------------------------------------------------------------------------
+
+
+def _type_of(kind: Kind[Any]) -> Any:
+    """Return a kind as a type; the values of a mapping are checked, and told, one by one."""
+    return (
+        dict[str, _type_of(kind.each)]  # type: ignore[misc]
+        if isinstance(kind, MappingKind)
+        else Annotated[Any, Of(kind)]
+    )
+
+
+def _part(name: str, keys: Mapping[str, tuple[Any, str]]) -> type[Part]:
+    """Create a model from the type and the help of each key."""
+    fields: dict[str, Any] = {key: (kind, optional(text)) for key, (kind, text) in keys.items()}
+    return create_model(name, __base__=Part, **fields)
+
+
+def _caps(name: str, limits: Iterable[str]) -> type[Part]:
+    return _part(name, {each: (_type_of(LIMITS[each].kind), LIMITS[each].help) for each in limits})
+
+
+# Made from the tables of limits and settings, which variables and options are made from as well.
+Section: Final = _part(
+    "Section",
+    {
+        "limits": (_caps("Limits", LIMIT_NAMES), "Limits per invocation."),
+        "tree": (
+            _caps("Tree", SHARED_LIMITS[TREE]),
+            "Limits across a budget tree: an invocation and all agents it starts.",
+        ),
+        "conversation": (
+            _caps("Conversation", SHARED_LIMITS[CONVERSATION]),
+            "Limits per conversation: all invocations of a thread or session.",
+        ),
+        **{name: (_type_of(each.kind), each.help) for name, each in AGENT_SETTINGS.items()},
+    },
+)
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+Rate: TypeAlias = Annotated[Any, Of(PRICE)]
+Fee: TypeAlias = Annotated[Any, Of(FEE)]
+
+
+class WrittenRates(Part):
+    """Rates that can be higher for long prompts."""
+
+    input: Rate = optional("USD per million input tokens.")
+    output: Rate = optional("USD per million output tokens.")
+    cache_read: Rate = optional("USD per million input tokens read from a cache. Unset: as input.")
+    cache_write: Rate = optional(
+        "USD per million input tokens written to a cache. Unset: as input."
+    )
+    cache_write_1h: Rate = optional("USD per million input tokens written to a cache for an hour.")
+    input_audio: Rate = optional("USD per million input tokens of audio.")
+    output_audio: Rate = optional("USD per million output tokens of audio.")
+
+
+class WrittenTier(WrittenRates):
+    """Rates above a number of tokens."""
+
+    above: Annotated[Any, Of(WHOLE_NUMBER)] = Field(
+        description="Input tokens, including cached ones, that a prompt must exceed."
+    )
+
+    @model_validator(mode="after")
+    def _has_a_price(self) -> WrittenTier:
+        if self.model_fields_set.isdisjoint(TIERED):
+            raise ValueError(" needs a price, such as input.")
+        return self
+
+
+class WrittenPrice(WrittenRates):
+    """The price of a model."""
+
+    input: Rate = Field(description="USD per million input tokens.")
+    output: Rate = Field(description="USD per million output tokens.")
+    per_request: Fee = optional("USD per model call, in addition to its tokens.")
+    web_search: Fee = optional("USD per web search by the vendor.")
+    tiers: list[WrittenTier] = Field(
+        [],
+        description="Prices of calls with long prompts. The highest tier that a prompt exceeds "
+        "applies to the whole call.",
+    )
+
+    @field_validator("tiers")
+    @classmethod
+    def _differ(cls, tiers: list[WrittenTier]) -> list[WrittenTier]:
+        # Otherwise the price would depend on the order of tiers.
+        seen = [tier.above for tier in tiers]
+        for number, above in enumerate(seen):
+            if above in seen[:number]:
+                raise ValueError(f"[{number}].above {above} is also used by another tier.")
+        return tiers
+
+    def price(self) -> Price:
+        """Return the price."""
+        tiers = tuple(PriceTier(**tier.given()) for tier in self.tiers)
+        return Price(**self.given() | {"tiers": tiers})
+
+
+def _listed(name: str, text: str) -> str:
+    """Return the name of a model on the price list, if there is one."""
+    prices = Prices()
+    if not prices.has_list or prices.find(text) is not None or is_sold(text):
+        return text
+    near = ", ".join(nearest_listed(text))
+    raise ValueError(
+        f"{name} must be a model on the price list, got {text!r}. "
+        + (f"Did you mean {near}?" if near else "Write it as VENDOR/MODEL, e.g. azure/gpt-4o.")
+    )
+
+
+def _vendor(name: str, text: str) -> str:
+    if not text:
+        raise ValueError(f"{name} must not be empty.")
+    return text
+
+
+class WrittenModel(Part):
+    """The price of some models."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"anyOf": [{"required": ["price"]}, {"required": ["as"]}]},
+                {"required": ["local"], "properties": {"local": {"const": True}}},
+            ]
+        }
+    )
+
+    price: WrittenPrice = optional("Price of the models.")
+    priced_as: Annotated[Any, Of(TextKind(read=_listed))] = optional(
+        "Model on the price list whose price applies, e.g. azure/gpt-4o. Unset: the model ID.",
+        alias="as",
+    )
+    provider: Annotated[Any, Of(TextKind(read=_vendor))] = optional(
+        "Vendor, e.g. azure. Unset: the entry applies to all vendors."
+    )
+    local: Annotated[Any, Of(BOOLEAN)] = optional(
+        "Whether the models run on your own machines, so calls are free."
+    )
+
+    @model_validator(mode="after")
+    def _has_one_price(self) -> WrittenModel:
+        if bool(self.local) != self.model_fields_set.isdisjoint({"price", "priced_as"}):
+            raise ValueError(" needs a price, as, or local: true.")
+        return self
+
+    def override(self) -> PriceOverride:
+        """Return how the models are priced."""
+        price = self.price.price() if "price" in self.model_fields_set else None
+        return PriceOverride(price=price, priced_as=self.priced_as, provider=self.provider)
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+class WrittenTool(Part):
+    """How limits treat a tool."""
+
+    exempt: Annotated[Any, Of(BOOLEAN)] = optional(
+        "Whether loop limits ignore the tool, e.g. one that polls."
+    )
+    action: Annotated[Any, Of(TOOL_ACTION)] = optional(
+        "Action at its cap of max_calls_per_tool: refuse or halt. Unset: as tool_action."
+    )
+    failures: Annotated[Any, Of(TOOL_FAILURES)] = optional(
+        "Its results that are failures: text, marked or patterns. Unset: as tool_failures."
+    )
+
+
+File: Final = _part(
+    "File",
+    {
+        "defaults": (Section, "Settings of all agents, unless overridden below."),
+        "agents": (
+            dict[str, Section],  # type: ignore[valid-type]
+            "Settings by agent name or glob. The most specific glob applies, value by value.",
+        ),
+        "models": (
+            dict[str, WrittenModel],
+            "Prices by model ID or glob. The most specific glob applies.",
+        ),
+        "tools": (
+            dict[str, WrittenTool],
+            "Settings by tool name or glob. The most specific glob applies.",
+        ),
+        # Read by `otel_limits.quotas.section`, which most files don't need.
+        "quotas": (Any, "Budgets per time window, shared by many invocations."),
+    },
+)
+
+
+# --- Parses YAML into values with line numbers, without creating objects from tags ----------------
+# Only syntax on which all YAML parsers agree is interpreted: `true` and `false` are booleans,
+# decimal numbers are numbers (exact ones, if they have a fraction), everything else is text. So
+# `no` is a name, `010` is not an octal number and `1:30` is not a duration.
+
+Value: TypeAlias = "bool | int | Decimal | str | tuple[Node, ...] | Mapping[str, Node] | None"
+
+DIGITS: Final = r"(0|[1-9](_?[0-9]){0,29})"
+WHOLE: Final = re.compile(rf"[-+]?{DIGITS}")
+FRACTION: Final = re.compile(
+    rf"[-+]?({DIGITS}(\.[0-9]{{0,30}})?|\.[0-9]{{1,30}})([eE][-+]?[0-9]{{1,2}})?"
+)
+"""Longer numbers are text: no setting needs them, and huge ones are slow."""
+LONGEST_SHOWN: Final = 80
+NOTHING: Final = ("", "~", "null", "Null", "NULL")
+BOOLEANS: Final = {"true": True, "True": True, "TRUE": True} | dict.fromkeys(
+    ("false", "False", "FALSE"), False
+)
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""Half of a character, which JSON can write but UTF-8 cannot."""
+MAX_NODES: Final = 100_000
+"""Maximum values of a file, counting aliases, which can double with every line."""
+MAX_DEPTH: Final = 100
+"""Maximum nesting of brackets, which PyYAML takes long to scan."""
+TAGS: Final = frozenset(
+    "tag:yaml.org,2002:" + kind
+    for kind in ("bool", "float", "int", "map", "merge", "null", "seq", "str", "timestamp", "value")
+)
+"""The tags of plain YAML. Any other tag would create an object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One value of a file."""
+
+    value: Value
+    line: int
+    """The line where it starts, with its key if it has one; counted from 1."""
+    shown: str
+    """Its text in messages: as written, or `a mapping`."""
+
+    def plain(self, done: dict[int, Any] | None = None) -> Any:
+        """Return the value without lines.
+
+        Values in `done` are reused: aliases can nest deeper than Python can call.
+        """
+        done = {} if done is None else done
+        # By identity, because an alias has the same object as its anchor.
+        if id(self.value) not in done:
+            value: Any = self.value
+            if isinstance(value, Mapping):
+                value = {name: child.plain(done) for name, child in value.items()}
+            elif isinstance(value, tuple):
+                value = [child.plain(done) for child in value]
+            done[id(self.value)] = value
+        return done[id(self.value)]
+
+    def below(self, *path: int | str) -> Node:
+        """Follow keys and indexes as far as they exist."""
+        node: Node = self
+        for step in path:
+            if isinstance(node.value, tuple) and isinstance(step, int):
+                node = node.value[step]
+            elif isinstance(node.value, Mapping) and step in node.value:
+                node = node.value[str(step)]
+            else:
+                break
+        return node
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A mistake in a policy file."""
+
+    line: int
+    sentence: str
+
+
+class _Loader(yaml.SafeLoader):
+    """Parses YAML up to a maximum nesting of brackets."""
+
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Read an opening bracket."""
+        if self.flow_level >= MAX_DEPTH:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
+
+
+def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+    """Parse one YAML document. Invalid YAML returns an empty node and a mistake."""
+    try:
+        return _read(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reasons = ", ".join(filter(None, (error.context, error.problem)))
+        mistake = Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {reasons}.")
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        mistake = Mistake(line, "The file has a character that is not allowed in YAML.")
+    except RecursionError:
+        mistake = Mistake(1, "The file is nested too deeply to be read.")
+    return Node(None, mistake.line, "nothing"), (mistake,)
+
+
+def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+    # Composed, not loaded: only nodes have lines, and tags create no objects.
+    root = yaml.compose(text, Loader=_Loader)
+    if root is None:
+        return Node(None, 1, "nothing"), (Mistake(1, "The file is empty."),)
+    if _size(root, {}) > MAX_NODES:
+        sentence = f"The file has more than {MAX_NODES:,} values, counting aliases."
+        return Node(None, 1, "nothing"), (Mistake(1, sentence),)
+    converter = _Converter()
+    return converter.node(root), tuple(converter.mistakes)
+
+
+def _size(node: yaml.Node, sizes: dict[yaml.Node, int]) -> int:
+    """Count the values below a node. Aliases count each time but are visited once."""
+    if node not in sizes:
+        sizes[node] = 1  # an alias may refer to its own parent
+        size = 1
+        for part in node.value if isinstance(node, yaml.CollectionNode) else ():
+            # An item of a list, or key and value of a mapping.
+            below = part if isinstance(part, tuple) else (part,)
+            size += sum(_size(each, sizes) for each in below)
+        sizes[node] = size
+    return sizes[node]
+
+
+class _Converter:
+    """Converts PyYAML nodes to ours, each once even if aliases repeat it."""
+
+    def __init__(self) -> None:
+        """Start without mistakes."""
+        self.mistakes: list[Mistake] = []
+        self._done: dict[yaml.Node, Node | None] = {}
+
+    def node(self, node: yaml.Node) -> Node:
+        """Convert a node and everything below it."""
+        line = node.start_mark.line + 1
+        # An alias is the same node. Converting each once keeps nested aliases ("billion laughs")
+        # small.
+        if node not in self._done:
+            self._done[node] = None  # in progress
+            self._done[node] = self._convert(node, line)
+        done = self._done[node]
+        if done is None:
+            self.mistakes.append(Mistake(line, "An alias refers to its own parent."))
+            return Node(None, line, "nothing")
+        return done
+
+    def _convert(self, node: yaml.Node, line: int) -> Node:
+        if node.tag not in TAGS:
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            self.mistakes.append(Mistake(line, f"The tag {tag} is not allowed: plain YAML only."))
+            return Node(None, line, "nothing")
+        if isinstance(node, yaml.MappingNode):
+            return Node(self._mapping(node), line, "a mapping")
+        if isinstance(node, yaml.SequenceNode):
+            items = tuple(self.node(item) for item in node.value)
+            return Node(items, line, _shown(items))
+        assert isinstance(node, yaml.ScalarNode)
+        return _scalar(node.value, line, is_quoted=node.style is not None)
+
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Node]:
+        entries: dict[str, Node] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode):
+                self.mistakes.append(Mistake(line, "A key must be a single word or text."))
+            elif SURROGATE.search(key.value):
+                sentence = f"The key {key.value!r} contains half a character."
+                self.mistakes.append(Mistake(line, sentence))
+            # YAML 1.2 requires unique keys (3.2.1.3), but PyYAML silently uses the last one.
+            elif key.value in entries:
+                first = entries[key.value].line
+                self.mistakes.append(
+                    Mistake(
+                        line,
+                        f"Duplicate key {redact_url(key.value)!r}, first on line {first}.",
+                    )
+                )
+            else:
+                # The line of the key, not of the block after it.
+                entries[key.value] = dataclasses.replace(self.node(value), line=line)
+        return entries
+
+
+def _shown(items: tuple[Node, ...]) -> str:
+    # Nested lists are abbreviated, because aliases could make them arbitrarily long.
+    shown = ["a list" if isinstance(item.value, tuple) else item.shown for item in items]
+    text = f"[{', '.join(shown)}]"
+    return text if len(text) <= LONGEST_SHOWN else "a list"
+
+
+def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
+    # Quoted words are always text: `"true"` and `"5"`.
+    value = text if is_quoted else _unquoted(text)
+    if value is None:
+        return Node(None, line, "nothing")
+    return Node(value, line, repr(value) if isinstance(value, str) else text)
+
+
+def _unquoted(text: str) -> bool | int | Decimal | str | None:
+    if text in NOTHING:
+        return None
+    if text in BOOLEANS:
+        return BOOLEANS[text]
+    if WHOLE.fullmatch(text):
+        return int(text)
+    if FRACTION.fullmatch(text):
+        return Decimal(text)
+    return text
+
+
+# --- Parses a policy file and collects all mistakes -----------------------------------------------
 
 
 def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
@@ -23,7 +462,7 @@ def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
         The document, and a sentence with file, line and key for each mistake. With a mistake, the
         document is empty: a policy is accepted or rejected as a whole.
     """
-    root, mistakes = yaml_tree.read(text)
+    root, mistakes = read(text)
     reader = _Reader(root, mistakes)
     # The valid parts of the YAML are checked as well, to report all mistakes together.
     document = NO_DOCUMENT if mistakes and root.value is None else reader.document(path)
