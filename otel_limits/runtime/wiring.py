@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,7 +20,6 @@ from otel_limits.core.version import own_version
 from otel_limits.observers.log import FirstCalls, LogObserver
 from otel_limits.observers.protocol import LazyObserver
 from otel_limits.quotas.stores import is_shared
-from otel_limits.runtime.call_records import LedgerRecords
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.table import Settings
 from otel_limits.settings.variables import otlp_protocol, otlp_timeout_seconds
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from otel_limits.core.events import Enforcing, Observer
     from otel_limits.core.labels import Names
+    from otel_limits.ledger.address import Address
+    from otel_limits.ledger.quota_usage import ChargedCall, QuotaReset
     from otel_limits.observers.counting import Service
     from otel_limits.observers.ledger import LedgerObserver
     from otel_limits.observers.otlp_observer import EventObserver, OtlpObserver
@@ -42,6 +44,70 @@ if TYPE_CHECKING:
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import RunRegistry
 
+
+# --- Gives quotas access to the calls in the ledger of this process -------------------------------
+
+
+class LedgerRecords:
+    """Calls and operators' changes in a ledger; empty without one.
+
+    Args:
+        address: Returns the address of the current ledger.
+    """
+
+    def __init__(self, address: Callable[[], Address | None]) -> None:
+        """Open nothing yet."""
+        self._address = address
+
+    @property
+    def source(self) -> str:
+        """The name of the ledger; files of several hosts are different ledgers."""
+        address = self._address()
+        if address is None:
+            return ""
+        return address.name if address.file is None else f"{socket.gethostname()}:{address.name}"
+
+    def charges_of(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+        """Return those of `operations` that are recorded, with their charges."""
+        address = self._address()
+        if address is None:
+            return ()
+        # Imported here, because most processes never query their ledger.
+        from otel_limits.ledger.quota_usage import charges_in
+
+        return charges_in(address, operations)
+
+    def charges_between(self, since: float, until: float) -> Iterable[ChargedCall]:
+        """Iterate over the charges of calls between two times.
+
+        Raises:
+            LedgerError: The ledger is not readable.
+        """
+        address = self._address()
+        if address is None:
+            return ()
+        from otel_limits.ledger.quota_usage import charges_between
+
+        return charges_between(address, since, until)
+
+    def resets_since(self, since: float) -> Sequence[QuotaReset]:
+        """Return the resets of quota keys since a time.
+
+        Raises:
+            LedgerError: The ledger is not readable.
+        """
+        address = self._address()
+        if address is None:
+            return ()
+        from otel_limits.ledger.quota_usage import resets_since
+
+        return resets_since(address, since)
+
+
+# --- Connects the invocations of a process to observers, prices, a tool log, a ledger and quotas --
+# A new observer is one line in `OBSERVERS`.
+
+if TYPE_CHECKING:
     Named: TypeAlias = Callable[[], Names]
     """Returns the names in the policy file, which always have their own label value."""
 

@@ -22,8 +22,7 @@ from otel_limits.bindings import recognition
 from otel_limits.bindings.framework import Gap
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.framework_imports import FrameworkImports
-from otel_limits.runtime.runtime import Runtime
+from otel_limits.runtime.runtime import FrameworkImports, Runtime
 from otel_limits.settings.table import Settings
 from tests.bots import Bot
 from tests.second_framework import BotFramework

@@ -23,8 +23,7 @@ from otel_limits.cli import main
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime import guard
-from otel_limits.runtime.framework_imports import FrameworkImports
-from otel_limits.runtime.runtime import Runtime
+from otel_limits.runtime.runtime import FrameworkImports, Runtime
 from otel_limits.settings import children
 from otel_limits.settings.table import Settings
 from otel_limits.startup import otel_limits_startup

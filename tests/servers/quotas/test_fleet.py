@@ -28,7 +28,7 @@ from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
-from otel_limits.runtime.call_records import LedgerRecords
+from otel_limits.runtime.wiring import LedgerRecords
 from otel_limits.testing import ScriptedModel, says, tokens
 from tests.paths import ROOT
 from tests.processes import tied

@@ -28,7 +28,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.store_worker import ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
-from otel_limits.runtime.call_records import LedgerRecords
+from otel_limits.runtime.wiring import LedgerRecords
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.clock import Clock
 from tests.quotas.fixtures import PATIENCE, eventually
