@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, CellKind, Column, Table
-from otel_limits.audit.by_tool import TOOL
 from otel_limits.audit.question import AuditQuery, Option, Question
+from otel_limits.audit.spend import TOOL
 from otel_limits.audit.sums import fold, property_of
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize

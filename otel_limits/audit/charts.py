@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, timedelta, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import CellKind, Chart, ChartSeries, Mark
-from otel_limits.audit.formatting import UNFINISHED
+from otel_limits.audit.answer import UNFINISHED, CellKind, Chart, ChartSeries, Mark
 from otel_limits.audit.sums import Groups, SummedCalls, Sums, fold
 from otel_limits.core.events import CUT_SHORT, HALTED
 from otel_limits.core.wording import pluralize
@@ -186,7 +185,7 @@ def bill_charts(costs: Iterable[Sequence[Any]], parts: Iterable[Sequence[Any]]) 
     """Build charts of a bill: what agrees with the ledger per day, and differences by cause.
 
     Args:
-        costs: Rows of the table of costs, as in `bill_columns.py`.
+        costs: Rows of the table of costs, as in `reconcile_bill.py`.
         parts: Rows of the table of the parts of differences.
     """
     days: dict[str, list[float]] = {}

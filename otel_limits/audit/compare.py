@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Column, Table
-from otel_limits.audit.formatting import written
+from otel_limits.audit.answer import Column, Table, written
 from otel_limits.audit.parsing import PREVIOUS, Against
 from otel_limits.audit.sums import DATES, Groups, Sums
 from otel_limits.core.errors import LedgerError

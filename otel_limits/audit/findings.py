@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from otel_limits.audit.formatting import ranges
+from otel_limits.audit.answer import ranges
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import dollars

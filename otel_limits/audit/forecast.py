@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Forecast, Projection
-from otel_limits.audit.formatting import written
+from otel_limits.audit.answer import Forecast, Projection, written
 from otel_limits.audit.parsing import to_microseconds
 from otel_limits.audit.survival import Z
 from otel_limits.core.wording import pluralize

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
-from otel_limits.audit.formatting import written
+from otel_limits.audit.answer import written
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Answer, Column, Table
-from otel_limits.audit.formatting import written
+from otel_limits.audit.answer import Answer, Column, Table, written
 from otel_limits.audit.question import WINDOW, AuditQuery, Option, Question
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize

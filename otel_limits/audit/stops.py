@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from otel_limits.audit import parsing
-from otel_limits.audit.answer import Answer, Column, Table
+from otel_limits.audit.answer import UNFINISHED, Answer, Column, Table
 from otel_limits.audit.charts import overview
-from otel_limits.audit.formatting import UNFINISHED
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.core.events import SYNTHETIC
 from otel_limits.ledger.rows import known_cost

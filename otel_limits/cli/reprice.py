@@ -60,7 +60,7 @@ def _present_prices() -> Prices:
 
 def _account_of(done: Repriced, *, is_dry: bool) -> str:
     """Describe the changes by model."""
-    from otel_limits.audit.formatting import money
+    from otel_limits.audit.answer import money
 
     verbs = ("would be", "would be") if is_dry else ("was", "were")
     seen = pluralize(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, tzinfo
-from decimal import Decimal
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
+from datetime import date, datetime, timedelta, timezone, tzinfo
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
+
+from otel_limits.core.errors import LedgerError
+from otel_limits.core.labels import clean, quoted
+from otel_limits.ledger.otlp import opened
+from otel_limits.ledger.rows import MAX_INTEGER
 
 Kind: TypeAlias = Literal["fresh", "cache_read", "cache_write", "output"]
 KINDS: Final[tuple[Kind, ...]] = ("fresh", "cache_read", "cache_write", "output")
@@ -111,3 +121,280 @@ class Bill:
     """Days of which it has the costs."""
     has_calls: bool = field(default=False)
     """Whether each of its rows is a single call."""
+
+
+# --- Opens exports: JSON, one or several objects of it, and CSV -----------------------------------
+
+JSON_STARTS: Final = ("{", "[")
+MAX_FIELD: Final = 2**31 - 1
+"""Characters of a field of a CSV file: logs may contain whole prompts."""
+REST: Final = "(more)"
+
+
+def objects_in(path: Path) -> Sequence[ExportedObject]:
+    """Read the objects of a file: a JSON object, an array, one object per line, or rows of CSV.
+
+    An empty file has none.
+
+    Raises:
+        LedgerError: The file cannot be read, or has none of these forms.
+    """
+    try:
+        with opened(path) as lines:
+            text = b"".join(lines).decode("utf-8-sig")
+        if not text.strip():
+            return []
+        found = _of_json(text) if text.lstrip().startswith(JSON_STARTS) else _of_csv(text)
+    except OSError as error:
+        raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, RecursionError, csv.Error) as error:
+        raise LedgerError(
+            f"{path} is neither JSON nor CSV: {error}. Export the file again."
+        ) from None
+    if not all(isinstance(each, dict) for each in found):
+        raise LedgerError(f"{path} is not a bill: it has values that are not objects.")
+    return found
+
+
+def _of_json(text: str) -> list[Any]:
+    # Amounts are parsed to decimals: a float would round them.
+    def parsed(document: str) -> Any:
+        return json.loads(document, parse_float=Decimal, parse_constant=_reject)
+
+    try:
+        whole = parsed(text)
+    except ValueError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if len(lines) < 2 or not lines[0].rstrip().endswith("}"):  # noqa: PLR2004
+            raise
+        return [parsed(line) for line in lines]
+    return whole if isinstance(whole, list) else [whole]
+
+
+def _reject(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a number")
+
+
+def _of_csv(text: str) -> list[Any]:
+    csv.field_size_limit(MAX_FIELD)
+    rows = csv.DictReader(io.StringIO(text, newline=""), restkey=REST, strict=True)
+    found: list[Any] = []
+    for row in rows:
+        if REST in row or None in row.values():
+            raise ValueError(f"line {rows.line_num} has not {len(rows.fieldnames or ())} fields")
+        found.append({name.strip(): value for name, value in row.items()})
+    if not rows.fieldnames or len(rows.fieldnames) == 1:
+        raise ValueError("its first line has no column names")
+    return found
+
+
+# --- Values of exports, each checked: a count, an amount, a time ----------------------------------
+
+MAX_AMOUNT: Final = Decimal(10**12)
+"""No bill is higher, and a larger exponent would take all memory to write out."""
+UNSET: Final = (None, "")
+KEY_START: Final = "sk-"
+"""Start of the secret keys of all of these vendors."""
+
+
+def invalid(file: str, name: str, value: object, expected: str) -> LedgerError:
+    """Return the error about a value that has not the documented form."""
+    return LedgerError(
+        f"{file}: {name} must be {expected}, got {quoted(str(value))}. Export the file again, "
+        "without editing it."
+    )
+
+
+def count(row: ExportedObject, name: str, file: str) -> int:
+    """Return a number of tokens or requests; 0 if unset."""
+    value = row.get(name)
+    if value in UNSET:
+        return 0
+    text = str(value).removesuffix(".0")
+    if isinstance(value, bool) or not (text.isascii() and text.isdecimal()):
+        raise invalid(file, name, value, "a whole number of 0 or more")
+    number = int(text) if len(text) <= len(str(MAX_INTEGER)) else MAX_INTEGER + 1
+    if number > MAX_INTEGER:
+        raise invalid(file, name, value, f"at most {MAX_INTEGER:,}")
+    return number
+
+
+def optional_count(row: ExportedObject, name: str, file: str) -> int | None:
+    """Return a count; `None` if the export does not have it."""
+    return None if row.get(name) in UNSET else count(row, name, file)
+
+
+def amount(value: Any, name: str, file: str) -> Decimal:
+    """Return an amount of money exactly. It may be negative, as credits are; 0 if unset."""
+    if value in UNSET:
+        return Decimal(0)
+    try:
+        # JSON is parsed to decimals, so that no value has been a float.
+        found = Decimal("nan") if isinstance(value, (bool, float)) else Decimal(value)
+    except (InvalidOperation, TypeError, ValueError):
+        found = Decimal("nan")
+    if not found.is_finite() or abs(found) > MAX_AMOUNT or found.adjusted() < -MAX_DIGITS:
+        raise invalid(file, name, value, "an amount, e.g. 0.06")
+    return found
+
+
+MAX_DIGITS: Final = 40
+"""Decimal places of an amount. A float that is smaller than a picodollar has some 20."""
+
+
+def require_usd(currency: object, file: str) -> None:
+    """Reject amounts in another currency.
+
+    Raises:
+        LedgerError: They are not in USD.
+    """
+    if str(currency).upper() != "USD":
+        raise LedgerError(
+            f"{file} has amounts in {clean(str(currency))}, and the ledger has USD. Export the "
+            "bill in USD, or pass only its usage report to compare tokens."
+        )
+
+
+TIME: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d(?::?\d\d)?)?)?"
+)
+"""PostgreSQL leaves out the zone of a time in UTC, the minutes of a zone, and trailing zeros."""
+
+
+def moment(value: object, name: str, file: str) -> datetime:
+    """Return a time in UTC: seconds since 1970, or ISO 8601, without a zone in UTC."""
+    try:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return datetime.fromtimestamp(value, timezone.utc)
+        if found := TIME.fullmatch(str(value)):
+            day, time, fraction, zone = found.groups()
+            zone = "+00:00" if zone in (None, "Z") else f"{zone[:3]}:{zone[3:].lstrip(':') or '00'}"
+            digits = f"{fraction or '':0<6}"[:6]
+            written = f"{day}T{time or '00:00:00'}.{digits}{zone}"
+            return datetime.fromisoformat(written).astimezone(timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise invalid(file, name, value, "a time, e.g. 2026-11-03T12:00:00Z")
+
+
+def day_of(value: object, name: str, file: str) -> date:
+    """Return the day of a time or date, in UTC."""
+    return moment(value, name, file).date()
+
+
+def named(row: ExportedObject, *names: str) -> str:
+    """Return the first of some columns that has a text."""
+    return next((clean(str(row[name])) for name in names if row.get(name) not in UNSET), "")
+
+
+def owner_of(row: ExportedObject, names: tuple[str, ...]) -> str:
+    """Return the key, project or user of a row, with the vendor's name of the column."""
+    given = {name: clean(str(row[name])) for name in names if row.get(name) not in UNSET}
+    # The exports have hashes and IDs, and an edited one may have a key itself.
+    return ", ".join(
+        f"{name}={'(a secret key)' if value.startswith(KEY_START) else value}"
+        for name, value in given.items()
+    )
+
+
+# --- Pages of time buckets, the form of OpenAI's and Anthropic's reports --------------------------
+
+DAY: Final = timedelta(days=1)
+AMOUNT: Final = "amount"
+"""The only value that is text."""
+NOON: Final = timedelta(hours=12)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeBucket:
+    """A span of time of a report."""
+
+    report: str
+    begin: datetime
+    end: datetime
+    file: str
+
+    @property
+    def day(self) -> date:
+        """The day in which it begins; a bucket of a day is that day, in any zone."""
+        return self.begin.astimezone(zone_of(self.begin, self.end)).date()
+
+    def identity(self, result: ExportedObject) -> Hashable:
+        """Return what identifies a result: its report, its time and its group."""
+        # All texts but an amount: vendors add groups.
+        group = {
+            name: value
+            for name, value in result.items()
+            if isinstance(value, (str, bool)) and name != AMOUNT
+        }
+        return (self.report, self.begin, self.end, *sorted(group.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class BucketedPage:
+    """The vendor's names in a page."""
+
+    begin: str
+    end: str
+    report: Callable[[ExportedObject], str]
+    """Returns the report that a result belongs to."""
+    groups: Sequence[str]
+    """Fields that are set in results if the report is grouped by them."""
+    row: Callable[[ExportedObject, TimeBucket], BillRow]
+
+
+def zone_of(begin: datetime, end: datetime) -> tzinfo:
+    """Return the time zone in which a bucket of whole days begins at midnight; else UTC."""
+    after = begin - begin.replace(hour=0, minute=0, second=0, microsecond=0)
+    if not after or end - begin < DAY:
+        return timezone.utc
+    return timezone(-after if after <= NOON else DAY - after)
+
+
+def read_pages(
+    objects: Sequence[ExportedObject], file: str, form: BucketedPage
+) -> Iterator[BillPage]:
+    """Read pages of buckets.
+
+    Raises:
+        LedgerError: A value is not of the documented form.
+    """
+    for each in objects:
+        if not isinstance(each.get("data"), list):
+            raise invalid(file, "data", each.get("data"), "a list of time buckets")
+        yield _page(each, file, form)
+
+
+def _page(page: ExportedObject, file: str, form: BucketedPage) -> BillPage:
+    rows: list[BillRow] = []
+    times: list[tuple[datetime, datetime]] = []
+    grouping: set[str] = set()
+    report = ""
+    for bucket in page["data"]:
+        results = _results(bucket, file)
+        begin = moment(bucket.get(form.begin), form.begin, file)
+        end = moment(bucket.get(form.end), form.end, file)
+        times.append((begin, end))
+        for result in results:
+            report = form.report(result)
+            rows.append(form.row(result, TimeBucket(report, begin, end, file)))
+            grouping |= {each for each in form.groups if result.get(each) is not None}
+    more = page.get("has_more") is True
+    return BillPage(
+        file=file,
+        report=report,
+        rows=rows,
+        buckets=times,
+        grouping=frozenset(grouping),
+        next_page=f"page={clean(str(page.get('next_page')))}" if more else None,
+    )
+
+
+def _results(bucket: Any, file: str) -> list[ExportedObject]:
+    # OpenAI's reference calls the field `result`, and its examples `results`.
+    found = None
+    if isinstance(bucket, dict):
+        found = bucket.get("results", bucket.get("result"))
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise invalid(file, "results", found, "a list of results in each time bucket")
+    return found

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Final
 
 from otel_limits.audit.bills.anthropic_bill import AnthropicBill
-from otel_limits.audit.bills.bill import Bill, BillPage, BillReader, BillRow
-from otel_limits.audit.bills.bill_files import objects_in
+from otel_limits.audit.bills.bill import (
+    DAY,
+    Bill,
+    BillPage,
+    BillReader,
+    BillRow,
+    objects_in,
+    zone_of,
+)
 from otel_limits.audit.bills.litellm_bill import LiteLLMBill
 from otel_limits.audit.bills.openai_bill import OpenAIBill
 from otel_limits.audit.bills.openrouter_bill import OpenRouterBill
-from otel_limits.audit.bills.time_buckets import DAY, zone_of
 from otel_limits.core.errors import LedgerError
 
 READERS: Final[Sequence[BillReader]] = (

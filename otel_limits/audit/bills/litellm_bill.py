@@ -14,8 +14,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from otel_limits.audit.bills.bill import BilledTokens, BillPage, BillRow, ExportedObject
-from otel_limits.audit.bills.exported_values import amount, count, day_of, invalid, named, owner_of
+from otel_limits.audit.bills.bill import (
+    BilledTokens,
+    BillPage,
+    BillRow,
+    ExportedObject,
+    amount,
+    count,
+    day_of,
+    invalid,
+    named,
+    owner_of,
+)
 
 ROW: Final = frozenset({"request_id", "spend", "startTime", "prompt_tokens", "completion_tokens"})
 OWNERS: Final = ("api_key", "team_id", "user", "end_user")

@@ -12,17 +12,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.bills.bill import BilledTokens, BillPage, BillRow, ExportedObject, Kind
-from otel_limits.audit.bills.exported_values import (
+from otel_limits.audit.bills.bill import (
+    BilledTokens,
+    BillPage,
+    BillRow,
+    BucketedPage,
+    ExportedObject,
+    Kind,
+    TimeBucket,
     amount,
     count,
     invalid,
     named,
     optional_count,
     owner_of,
+    read_pages,
     require_usd,
 )
-from otel_limits.audit.bills.time_buckets import BucketedPage, TimeBucket, read_pages
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

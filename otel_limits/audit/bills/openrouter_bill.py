@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from otel_limits.audit.bills.bill import BilledTokens, BillPage, BillRow, ExportedObject
-from otel_limits.audit.bills.exported_values import (
+from otel_limits.audit.bills.bill import (
     UNSET,
+    BilledTokens,
+    BillPage,
+    BillRow,
+    ExportedObject,
     amount,
     count,
     day_of,

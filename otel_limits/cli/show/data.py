@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.audit.formatting import NUMBERS, exact
+from otel_limits.audit.answer import NUMBERS, exact
 from otel_limits.cli.show.answer_schema import AMOUNTS, schema_name
 from otel_limits.core.labels import escape_formula
 

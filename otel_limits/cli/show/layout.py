@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.cells import cell_len, chop_cells
 
-from otel_limits.audit.formatting import NUMBERS, column_texts
+from otel_limits.audit.answer import NUMBERS, column_texts
 
 if TYPE_CHECKING:
     from otel_limits.audit.answer import CellKind, Column, Table

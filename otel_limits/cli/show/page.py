@@ -7,7 +7,7 @@ from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.formatting import NUMBERS, column_texts, exact, written
+from otel_limits.audit.answer import NUMBERS, column_texts, exact, written
 from otel_limits.cli.show.svg_charts import colour, draw, hatches
 from otel_limits.core.wording import pluralize
 

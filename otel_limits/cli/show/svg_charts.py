@@ -8,7 +8,7 @@ from decimal import Decimal
 from html import escape
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.audit.formatting import money, written
+from otel_limits.audit.answer import money, written
 from otel_limits.core.wording import abbreviated
 
 if TYPE_CHECKING:

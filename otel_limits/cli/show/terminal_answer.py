@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 from rich.tree import Tree
 
-from otel_limits.audit.formatting import written
+from otel_limits.audit.answer import written
 from otel_limits.cli.show.layout import fit, printable
 from otel_limits.cli.terminal import console
 

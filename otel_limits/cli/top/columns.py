@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from rich.cells import cell_len
 from rich.text import Text
 
-from otel_limits.audit.formatting import UNKNOWN
+from otel_limits.audit.answer import UNKNOWN
 from otel_limits.cli.show.layout import printable, shortened
 from otel_limits.core.wording import abbreviated
 from otel_limits.top.fleet import NEAR_END

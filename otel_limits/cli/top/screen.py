@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.text import Text
 
-from otel_limits.audit.formatting import UNKNOWN
+from otel_limits.audit.answer import UNKNOWN
 from otel_limits.cli.show.layout import printable, shortened, wrapped
 from otel_limits.cli.top.columns import (
     agent_table,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.audit.formatting import column_texts
+from otel_limits.audit.answer import column_texts
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write

@@ -12,8 +12,7 @@ import pytest
 from strands.types.exceptions import EventLoopException
 
 from otel_limits import Limits, enable
-from otel_limits.audit.loop_report import LOOPS
-from otel_limits.audit.repeats import RepeatGroup
+from otel_limits.audit.loop_report import LOOPS, RepeatGroup
 from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
 from otel_limits.cli.show.answer_schema import schema_of

@@ -22,7 +22,7 @@ from tests.ledger.book import Entry, stop_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.audit.limits_in_force import Cap
+    from otel_limits.audit.policies import Cap
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
 

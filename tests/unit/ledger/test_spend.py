@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.audit.by_tool import shares
 from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, student
-from otel_limits.audit.spend import SPEND
+from otel_limits.audit.spend import SPEND, shares
 from otel_limits.cli import main
 from otel_limits.cli.show.answer_schema import schema_of
 from otel_limits.core import catalogue

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rich.cells import cell_len
 
-from otel_limits.audit.answer import Chart, ChartSeries
-from otel_limits.audit.formatting import UNKNOWN
+from otel_limits.audit.answer import UNKNOWN, Chart, ChartSeries
 from otel_limits.cli.show.svg_charts import draw as draw_chart
 from otel_limits.cli.top.columns import bar, count, percent, usd
 from otel_limits.cli.top.screen import draw, page
