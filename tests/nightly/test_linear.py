@@ -31,7 +31,7 @@ from otel_limits.observers.toollog import read as read_log
 from otel_limits.settings.policy.reader import parse as parse_policy
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
-from otel_limits.top.endpoints import samples_of
+from otel_limits.top.scrapes import samples_of
 from otel_limits.usage.media import pages_of
 from otel_limits.usage.span_texts import estimates_of_span
 from otel_limits.usage.text import tokens_of_text

@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from otel_limits.top.endpoints import samples_of
+from otel_limits.top.scrapes import samples_of
 from tests.launching import (
     BIN,
     INSTRUMENT,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from otel_limits.top.endpoints import samples_of
 from otel_limits.top.fleet_state import FleetTracker
-from otel_limits.top.scrapes import Scrape
+from otel_limits.top.scrapes import Scrape, samples_of
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet

@@ -229,8 +229,7 @@ def port(context: Context) -> Iterator[Finding]:
 
 def _is_served(host: str, port: int) -> bool:
     """Return whether otel-limits metrics are served there."""
-    from otel_limits.top.endpoints import Endpoint
-    from otel_limits.top.scrapes import ScrapeError
+    from otel_limits.top.scrapes import Endpoint, ScrapeError
 
     try:
         Endpoint(f"[{host}]:{port}" if ":" in host else f"{host}:{port}").samples(time.time())

@@ -23,7 +23,7 @@ from otel_limits.cli.top.columns import (
     warning_style,
 )
 from otel_limits.cli.top.view import ORDERS, View
-from otel_limits.top.follower import HOUR_SECONDS
+from otel_limits.top.fleet_state import HOUR_SECONDS
 
 if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, Fleet, QuotaRow, RecentHalt

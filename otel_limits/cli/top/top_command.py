@@ -87,8 +87,7 @@ def feeds_of(options: Namespace) -> list[Feed]:
         ValueError: An address is invalid.
     """
     # Imported here because the parsers are slow to import.
-    from otel_limits.top.endpoints import Endpoint
-    from otel_limits.top.prometheus_feed import PrometheusFeed
+    from otel_limits.top.scrapes import Endpoint, PrometheusFeed
 
     if options.prometheus:
         credentials = inherited_authorization()

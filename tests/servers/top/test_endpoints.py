@@ -15,9 +15,8 @@ from strands import tool
 import otel_limits
 from otel_limits import Limits
 from otel_limits.testing import ScriptedModel, endless, says, uses
-from otel_limits.top.endpoints import Endpoint
 from otel_limits.top.fleet_state import FleetTracker
-from otel_limits.top.scrapes import ScrapeError, scrape
+from otel_limits.top.scrapes import Endpoint, ScrapeError, scrape
 from tests.processes import free_port
 from tests.top.pages import page, row_of
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_limits.top.endpoints import Endpoint, samples_of
+from otel_limits.top.scrapes import Endpoint, samples_of
 from tests.top.pages import page
 
 # --- addresses ------------------------------------------------------------------------------------

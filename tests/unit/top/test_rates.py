@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_limits.top.follower import Increases
+from otel_limits.top.fleet_state import Increases
 from otel_limits.top.scrapes import Scrape
 from tests.top.pages import BEGAN, OLD, YOUNG, row_of, scrape, watched
 
