@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 def demo(options: Namespace) -> int:
     """Run the demo or write the sample ledger."""
     if options.record is not None:
-        from otel_limits.demo.record import record
+        from otel_limits.demo.sample_fleet import record
 
         return record(options.record)
     if (missing := missing_framework()) is not None:

@@ -11,8 +11,15 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.core.events import ModelCall, Stop
-from otel_limits.demo.record import QUESTIONS
-from otel_limits.demo.sample_fleet import DAYS, FLEET, READER, REVIEWER, history, midnight
+from otel_limits.demo.sample_fleet import (
+    DAYS,
+    FLEET,
+    QUESTIONS,
+    READER,
+    REVIEWER,
+    history,
+    midnight,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,8 @@ import pytest
 
 from otel_limits.bindings.known import OURS
 from otel_limits.core.events import Event, ModelCall, Stop
-from otel_limits.demo.live_fleet import LiveFleet, live_policy
 from otel_limits.demo.sample_fleet import AGENTS, INCIDENTS, plan_invocation
+from otel_limits.demo.serve import LiveFleet, live_policy
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
