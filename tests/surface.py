@@ -23,7 +23,7 @@ from otel_limits.cli import quotas
 from otel_limits.cli.doctor import finding
 from otel_limits.cli.doctor.finding import Finding
 from otel_limits.cli.parser import make_parser
-from otel_limits.cli.show.answer_schema import schema_of
+from otel_limits.cli.show.data import schema_of
 from otel_limits.core import errors
 from otel_limits.core.events import Event, Invocation
 from otel_limits.demo import main as runaway_demo

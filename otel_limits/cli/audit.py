@@ -22,8 +22,7 @@ from otel_limits.cli.ledger_options import (
     open_query,
     with_exact_sums,
 )
-from otel_limits.cli.show.answer_schema import schema_of
-from otel_limits.cli.show.data import additional_lines, as_csv, as_json
+from otel_limits.cli.show.data import additional_lines, as_csv, as_json, schema_of
 from otel_limits.cli.show.page import as_page
 from otel_limits.core.errors import LedgerMovedError
 

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from otel_limits.bindings.recognition import release
 from otel_limits.cli.command import add_command, refuse
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
-from otel_limits.cli.doctor.finding import as_sentences, exit_status
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context, as_sentences, exit_status
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.catalogue import list_in_use
 from otel_limits.core.secrets import redact_url

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, refuse
-from otel_limits.cli.examples import example_of
+from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, example_of, refuse
 from otel_limits.core.errors import ConfigurationError, LedgerError
 
 COMMANDS: Final = {

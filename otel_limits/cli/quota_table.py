@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rich.text import Text
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.cli.show.layout import fit
+from otel_limits.cli.show.terminal_answer import fit
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.windows import shown_time
 from otel_limits.top.fleet import NEAR_END

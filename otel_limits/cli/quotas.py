@@ -4,35 +4,446 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import getpass
 import json
+import socket
 import sys
 import time
+import uuid
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from otel_limits.cli.command import add_command
-from otel_limits.cli.fleet_store import (
-    SET_A_STORE,
-    caps_of_conversations,
-    exit_status,
-    fleet_store,
-    known_quotas,
-    shared_store,
-)
-from otel_limits.cli.quota_changes import add_changes
-from otel_limits.core.values import WHOLE_NUMBER
-from otel_limits.core.wording import pluralize
+from otel_limits.cli.command import add_command, refuse
+from otel_limits.core.errors import ConfigurationError
+from otel_limits.core.events import QuotaGrant
+from otel_limits.core.limits import CONVERSATION, CONVERSATION_PREFIX, SHARED_LIMITS
+from otel_limits.core.secrets import redact_url
+from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
+from otel_limits.core.wording import pluralize, suggestion
+from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
-from otel_limits.quotas.remaining import ConversationUse, KeyUse, Uses, read_conversations, read_use
-from otel_limits.quotas.store import NotesExpired, SendsKills
+from otel_limits.quotas.remaining import (
+    ConversationUse,
+    KeyUse,
+    Uses,
+    find_key,
+    read_conversations,
+    read_use,
+)
+from otel_limits.quotas.store import (
+    FOREVER,
+    Block,
+    Change,
+    Grant,
+    KeepsConversations,
+    NotesExpired,
+    Reset,
+    SendsKills,
+    SetLimit,
+    SharedStore,
+    StoreError,
+    StorePlace,
+    Withdraw,
+)
+from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.quotas.windows import shown_time
 from otel_limits.settings.ledgers import recorded_ledger
+from otel_limits.settings.policy.file import valid_document
+from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Callable
 
-    from otel_limits.quotas.store import SharedStore
+    from otel_limits.core.limits import Limits
+    from otel_limits.ledger.address import Address
+    from otel_limits.quotas.keys import Key
+
+
+# --- The fleet's quota store and quotas, as commands open them ------------------------------------
+
+NO_ANSWER: Final = 1
+TIMEOUT_SECONDS: Final = 2.0
+SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, e.g. redis://localhost:6379/0."
+IN_MEMORY: Final = f"Quotas are kept in process memory and cannot be read from here. {SET_A_STORE}"
+
+
+def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+    """Make a command print user errors (`ValueError`) and return its exit status."""
+
+    def call(options: Namespace) -> int:
+        try:
+            command(options)
+        except ConfigurationError as error:
+            return refuse(error.mistakes)
+        except ValueError as error:
+            return refuse([str(error)])
+        except StoreError as error:
+            return refuse([f"quota store unavailable ({error})"], NO_ANSWER)
+        return 0
+
+    return call
+
+
+def known_quotas(*, is_required: bool = True) -> list[Quota]:
+    """Return the quotas of the policy file.
+
+    Raises:
+        ConfigurationError: It contains mistakes.
+        ValueError: It has none although it must.
+    """
+    quotas = [entry.value for entry in valid_document().quotas.values()]
+    if not quotas and is_required:
+        raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
+    return quotas
+
+
+def caps_of_conversations() -> Callable[[str], Limits] | None:
+    """Return a function that returns the caps of an agent's conversations; `None` without any.
+
+    Raises:
+        ConfigurationError: The policy file contains mistakes.
+    """
+    names = [f"{CONVERSATION_PREFIX}{name}" for name in SHARED_LIMITS[CONVERSATION]]
+    document, policy = valid_document(), settings_with(*names).policy
+    if not any(each.conversation.active for each in document.policies(policy).values()):
+        return None
+    return functools.cache(lambda agent: document.effective(agent, policy).conversation)
+
+
+def shared_store() -> SharedStore:
+    """Open the shared store of the fleet, to read or change quotas.
+
+    Raises:
+        ValueError: Quotas are kept in memory, the URL is invalid, or the server is too old.
+        StoreError: It is unavailable.
+    """
+    store = fleet_store(IN_MEMORY)
+    # It might show keys as unused.
+    if problem := version_problem(store):
+        raise ValueError(f"OTEL_LIMITS_QUOTA_STORE: {problem}")
+    return store
+
+
+def fleet_store(unset: str) -> SharedStore:
+    """Open the shared store of the fleet.
+
+    Args:
+        unset: The error if quotas are kept in memory.
+
+    Raises:
+        ValueError: Quotas are kept in memory, or the URL is invalid.
+    """
+    settings = settings_with("quota_store", "quota_namespace")
+    if not is_shared(settings.quota_store):
+        raise ValueError(unset)
+    return open_shared_store(
+        StorePlace(settings.quota_store, TIMEOUT_SECONDS, settings.quota_namespace)
+    )
+
+
+# --- Commands that change one key of a quota: one table, and one function that runs a row ---------
+
+Name: TypeAlias = Literal["reset", "grant", "revoke", "set", "unset", "block", "unblock"]
+
+RESET_HELP: Final = """\
+Reset one quota key for the current window.
+
+Write KEY as in the quota (acme, or researcher/acme) or as shown by `otel-limits quotas`. Omit it
+for a quota without keys. Reservations of in-flight calls are kept.
+
+With --conversation, reset a conversation instead. Give its hash, or at least its first eight
+characters. Its next invocation begins with nothing used.
+
+  otel-limits quotas reset --conversation 3f2a91c0
+"""
+
+GRANT_HELP: Final = """\
+Raise the limit of one quota key temporarily.
+
+Raises the limit of each window by AMOUNT until WHEN. The ledger records who granted it and when:
+see otel-limits audit grants.
+
+  otel-limits quotas grant tenants acme 100000 --until 2026-12-01
+  otel-limits quotas grant nightly 5.50 --until 2026-12-01T06:00+01:00
+"""
+
+REVOKE_HELP: Final = """\
+Revoke grants for one quota key.
+
+Recorded usage is not reset.
+"""
+
+SET_HELP: Final = """\
+Set the amount of one quota key.
+
+Replaces the amount in the policy file for this key, in every process, until WHEN or until it is
+unset. Grants add to it. The ledger records who set it and when: see otel-limits audit grants.
+
+  otel-limits quotas set tenants acme 5000000
+"""
+
+UNSET_HELP: Final = """\
+Restore the amount in the policy file for one quota key.
+"""
+
+BLOCK_HELP: Final = """\
+Block one quota key.
+
+Agents are halted before their next model call with quota_exceeded and the given reason. The ledger
+records who blocked it and why: see otel-limits audit grants.
+
+  otel-limits quotas block tenants acme --until 2026-12-01 --reason 'unpaid since October'
+"""
+
+UNBLOCK_HELP: Final = """\
+Unblock one quota key.
+"""
+
+WHEN: Final = "end, in ISO 8601 (default time zone: UTC)"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCommand:
+    """A command that changes one key of a quota."""
+
+    name: Name
+    help: str
+    change: Callable[[int, float, str], Change]
+    """Amount, end and reason → the change; `FOREVER` without an end."""
+    done: str
+    """Confirmation."""
+    nothing: str = ""
+    """The error if a withdrawal finds nothing to withdraw."""
+    amount: str = ""
+    """Help of AMOUNT; empty if there is none."""
+    until: str = ""
+    """Help of --until; empty if there is none."""
+    has_end: bool = False
+    """Whether --until is required."""
+    reason: str = ""
+    """Help of --reason; empty if there is none."""
+
+
+CHANGES: Final = (
+    ChangeCommand("reset", RESET_HELP, lambda *_: Reset(), done="Reset {key} of quota {quota!r}."),
+    ChangeCommand(
+        "grant",
+        GRANT_HELP,
+        lambda amount, until, _: Grant(amount, until),
+        done="Raised the limit of {key} in quota {quota!r} by {amount}{until}.",
+        amount="increase, in the quota's unit",
+        until=WHEN,
+        has_end=True,
+    ),
+    ChangeCommand(
+        "revoke",
+        REVOKE_HELP,
+        lambda *_: Withdraw(Grant),
+        done="Revoked {grants} of {key} in quota {quota!r}.",
+        nothing="has no active grants",
+    ),
+    ChangeCommand(
+        "set",
+        SET_HELP,
+        lambda amount, until, _: SetLimit(amount, until),
+        done="Set {key} of quota {quota!r} to {amount}{until}.",
+        amount="amount, in the quota's unit",
+        until=f"{WHEN}; unset: until changed",
+    ),
+    ChangeCommand(
+        "unset",
+        UNSET_HELP,
+        lambda *_: Withdraw(SetLimit),
+        done="Unset {key} of quota {quota!r}.",
+        nothing="has no set amount",
+    ),
+    ChangeCommand(
+        "block",
+        BLOCK_HELP,
+        lambda _, until, reason: Block(until, reason),
+        done="Blocked {key} of quota {quota!r}{until}.",
+        until=f"{WHEN}; unset: until unblocked",
+        reason="reason shown to halted agents",
+    ),
+    ChangeCommand(
+        "unblock",
+        UNBLOCK_HELP,
+        lambda *_: Withdraw(Block),
+        done="Unblocked {key} of quota {quota!r}.",
+        nothing="is not blocked",
+    ),
+)
+"""The commands, in the order of `--help`."""
+
+
+RESET: Final = next(row for row in CHANGES if row.name == "reset")
+
+CONVERSATION_LABEL: Final = "(conversation)"
+"""Takes the place of a quota's name in the record of a conversation's reset."""
+
+LEAST_OF_HASH: Final = 8
+
+
+def add_changes(below: Any) -> None:
+    """Add the commands to those of `quotas`."""
+    for row in CHANGES:
+        run = reset if row.name == "reset" else functools.partial(change_key, row)
+        command = add_command(below, row.name, row.help, exit_status(run))
+        names: Any = {"nargs": "?"} if row.name == "reset" else {}
+        command.add_argument("name", metavar="NAME", help="the quota", **names)
+        command.add_argument(
+            "key", metavar="KEY", nargs="?", default="", help="key of the quota, e.g. acme"
+        )
+        if row.name == "reset":
+            command.add_argument("--conversation", metavar="HASH", help="a conversation")
+        if row.amount:
+            command.add_argument("amount", metavar="AMOUNT", help=row.amount)
+        if row.until:
+            command.add_argument("--until", metavar="WHEN", required=row.has_end, help=row.until)
+        if row.reason:
+            command.add_argument("--reason", metavar="TEXT", default="", help=row.reason)
+
+
+def reset(options: Namespace) -> None:
+    """Reset a key of a quota, or a conversation.
+
+    Raises:
+        ValueError: Neither or both are given, or there is no such quota, key or conversation.
+        StoreError: The store is unavailable.
+    """
+    if (options.name is None) == (options.conversation is None):
+        raise ValueError("Give the name of a quota, or a conversation with --conversation HASH.")
+    if options.conversation is None:
+        change_key(RESET, options)
+        return
+    store, ledger = shared_store(), recorded_ledger()
+    key = conversation_in(store, options.conversation)
+    if not isinstance(store, KeepsConversations) or not store.forget_conversation(key):
+        raise ValueError(f"Conversation {key} has just expired.")
+    record(ledger, changed(CONVERSATION_LABEL, key, "reset"))
+    sys.stdout.write(f"Reset conversation {key}.\n")
+
+
+def conversation_in(store: SharedStore, text: str) -> str:
+    """Return the hash of the conversation of which the beginning is given.
+
+    Raises:
+        ValueError: There is none or more than one, or too little is given.
+    """
+    if len(text) < LEAST_OF_HASH:
+        raise ValueError(f"--conversation must have at least {LEAST_OF_HASH} characters of a hash.")
+    records = store.conversations() if isinstance(store, KeepsConversations) else ()
+    found = [each.conversation for each in records if each.conversation.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise ValueError(f"--conversation {text} is the beginning of several: {', '.join(found)}.")
+    raise ValueError(
+        f"No conversation {redact_url(text)} in the store: it has made no call with a limit, has "
+        "been idle for too long, or was reset."
+    )
+
+
+def change_key(row: ChangeCommand, options: Namespace) -> None:
+    """Change a key, record who did it, and print a confirmation.
+
+    Raises:
+        ValueError: An argument is wrong, or there is nothing to withdraw.
+        StoreError: The store is unavailable.
+    """
+    # The ledger's address first: an invalid one must not leave a change unrecorded.
+    store, ledger = shared_store(), recorded_ledger()
+    quota, key = named(store, options.name, options.key)
+    amount = amount_in(quota, options.amount) if row.amount else 0
+    until = end_of(store, options.until) if row.until and options.until is not None else None
+    reason = options.reason if row.reason else ""
+    change = row.change(amount, FOREVER if until is None else until, reason)
+    # In the current window by the store's clock, which all processes use.
+    withdrawn = store.change(quota.count(key, store.now()), change)
+    if row.nothing and not withdrawn:
+        raise ValueError(f"{key.shown} of quota {quota.name!r} {row.nothing}.")
+    figures: Any = {"amount": in_unit(quota.unit, amount), "unit": unit_name(quota.unit)}
+    record(ledger, changed(quota.name, key.shown, row.name, **figures, until=until, reason=reason))
+    sentence = row.done.format(
+        key=key.shown,
+        quota=quota.name,
+        amount=in_words(quota.unit, amount),
+        until="" if until is None else f" until {shown_time(until)}",
+        grants=pluralize(withdrawn, "grant", "grants"),
+    )
+    sys.stdout.write(f"{sentence}\n")
+
+
+def named(store: SharedStore, name: str, text: str) -> tuple[Quota, Key]:
+    """Return the quota and the key named on the command line.
+
+    Raises:
+        ValueError: There is no such quota, or its keys have another form.
+    """
+    quotas = {quota.name: quota for quota in known_quotas()}
+    quota = quotas.get(name)
+    if quota is None:
+        hint = suggestion(name, quotas, f"Known quotas: {', '.join(quotas)}.")
+        raise ValueError(f"No quota named {redact_url(name)!r}. {hint}")
+    return quota, find_key(store, quota, text)
+
+
+def amount_in(quota: Quota, text: str) -> int:
+    """Parse AMOUNT as in the policy file: 5.50 is valid in USD, 5.5 is not in tokens.
+
+    Raises:
+        ValueError: It is not a valid amount.
+    """
+    # Imported here, because `otel-limits kill` does without pydantic.
+    from otel_limits.quotas.section import AMOUNTS, parts_in
+
+    given = AMOUNTS[quota.unit].of_text(f"AMOUNT (in {unit_name(quota.unit)})", text)
+    return parts_in(quota.unit, given)
+
+
+def end_of(store: SharedStore, text: str) -> float:
+    """Parse `--until`.
+
+    Raises:
+        ValueError: It is not a time in the future.
+    """
+    until = DATE_TIME.of_text("--until", text).timestamp()
+    if until <= store.now():
+        raise ValueError(f"--until must be in the future, got {text}.")
+    return until
+
+
+def changed(quota: str, key: str, change: Name, **more: Any) -> QuotaGrant:
+    """Return the event of a change, with the operator and the time."""
+    return QuotaGrant(
+        quota=quota,
+        key=key,
+        change=change,
+        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        at=time.time(),
+        id=uuid.uuid4().hex,
+        **{"amount": 0, "unit": "", "until": None, **more},
+    )
+
+
+def record(address: Address | None, event: QuotaGrant) -> None:
+    """Publish the event and record it in the ledger."""
+    from otel_limits.runs.registry import LIVE
+
+    # For observers of this process; other processes learn of the change from the store.
+    LIVE.observers.publish(event)
+    if address is not None:
+        from otel_limits.observers.ledger import LedgerObserver
+
+        ledger = LedgerObserver(address)
+        # Through the observer, so there is one way to write the row.
+        ledger(event)
+        ledger.close()
+
+
+# --- Fleet commands: show and change quotas, kill agents in every process -------------------------
 
 WATCH_SECONDS: Final = 1.0
 NO_WAY_TO_AGENTS: Final = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import isolation_problem
+from otel_limits.cli.run_command import isolation_problem
 from otel_limits.settings.children import environment_for_run
 from tests.launching import RUN, execute
 

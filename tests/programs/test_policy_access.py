@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context
 from otel_limits.settings.policy.file import is_changeable
 from tests.programs.test_first_calls import AGENT, run
 

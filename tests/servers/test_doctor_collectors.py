@@ -13,8 +13,8 @@ import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context
 from tests.processes import SOON, free_port
 
 if TYPE_CHECKING:

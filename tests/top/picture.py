@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 
-from otel_limits.cli.top.screen import draw
-from otel_limits.cli.top.view import View
+from otel_limits.cli.top.screen import View, draw
 from tests.top.pages import BEGAN, YOUNG, scrape, watched
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 from otel_limits.audit.answer import Answer, CellKind, Chart, ChartSeries
 from otel_limits.audit.charts import stops_chart
-from otel_limits.cli.show.page import as_page
-from otel_limits.cli.show.svg_charts import draw, scale_of, tick
+from otel_limits.cli.show.page import as_page, draw, scale_of, tick
 
 
 def test_an_axis_ends_just_above_its_data() -> None:

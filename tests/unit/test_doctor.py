@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from otel_limits.cli.doctor.finding import as_text, fail
+from otel_limits.cli.doctor.framework_checks import read_imports
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
-from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.cli.doctor.runaway import FORCED, sandboxed
 from tests.launching import (
     BIN,

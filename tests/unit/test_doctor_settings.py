@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
-from otel_limits.cli.doctor.finding import Finding
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context, Finding
 
 POLICY = """\
 defaults: {limits: {max_turns: 3}}

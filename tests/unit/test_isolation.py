@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.isolation import interpreter_of, is_other_program, pex_problem
+from otel_limits.cli.run_command import interpreter_of, is_other_program, pex_problem
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 

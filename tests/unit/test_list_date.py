@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context
 from otel_limits.core import catalogue
 from otel_limits.core.catalogue import (
     LIST,

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from otel_limits.cli.quota_table import table_of
-from otel_limits.cli.show.svg_charts import COLOURS, HATCHES, colour, hatches
+from otel_limits.cli.show.page import COLOURS, HATCHES, colour, hatches
 from otel_limits.quotas.remaining import KeyUse, Uses
 
 

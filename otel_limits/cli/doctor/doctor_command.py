@@ -4,12 +4,86 @@ from __future__ import annotations
 
 import sys
 from argparse import REMAINDER, Namespace
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias
 
 from otel_limits.cli.command import add_command, without_separator
+from otel_limits.cli.doctor import framework_checks, settings
 from otel_limits.cli.run_command import add_settings, given_options
 from otel_limits.settings.run_options import with_options
 from otel_limits.settings.variables import environment
+
+if TYPE_CHECKING:
+    from otel_limits.cli.doctor.finding import Context, Finding
+
+
+# --- The checks of `check` and `doctor`, in the order of their findings ---------------------------
+
+Command: TypeAlias = Literal["check", "doctor"]
+
+
+class CheckEntry(NamedTuple):
+    """A question about an application."""
+
+    name: str
+    examine: Callable[[Context], Iterable[Finding]]
+    runs_in: Command | Literal["quick"] = "quick"
+    """The command that runs it; a quick one is run by both."""
+
+
+def _runaway(context: Context) -> Iterable[Finding]:
+    from otel_limits.cli.doctor.runaway import examine
+
+    return examine(context)
+
+
+def _otlp(context: Context) -> Iterable[Finding]:
+    from otel_limits.cli.doctor.settings import examine_collectors
+
+    return examine_collectors(context)
+
+
+CHECKS: Final = (
+    # First, because it answers the question; the rest explains it.
+    CheckEntry("runaway", _runaway, "doctor"),
+    CheckEntry("disabled", settings.disabled, "doctor"),
+    CheckEntry("settings", settings.values),
+    CheckEntry("policy file", settings.policy_access),
+    CheckEntry("policy", settings.policy),
+    CheckEntry("limits", settings.limits, "doctor"),
+    CheckEntry("quotas", settings.quotas),
+    CheckEntry("models", settings.models),
+    CheckEntry("action", settings.action, "doctor"),
+    CheckEntry("unpriced", settings.unpriced),
+    CheckEntry("prices", settings.prices, "doctor"),
+    CheckEntry("price list", settings.price_list),
+    CheckEntry("metrics port", settings.port, "doctor"),
+    CheckEntry("ledger", settings.ledger, "doctor"),
+    CheckEntry("spilled rows", settings.spilled, "doctor"),
+    CheckEntry("quota store", settings.store, "doctor"),
+    CheckEntry("otlp", _otlp, "doctor"),
+    CheckEntry("permissions", settings.permissions, "check"),
+    CheckEntry("bindings", framework_checks.bindings, "check"),
+    CheckEntry("frameworks", framework_checks.needed_names, "check"),
+    CheckEntry("releases", framework_checks.releases, "check"),
+    CheckEntry("autoload", framework_checks.autoload, "check"),
+    CheckEntry("missing framework", framework_checks.missing, "check"),
+    # Last, because one of the mistakes may be the reason.
+    CheckEntry("unlimited", settings.unlimited, "check"),
+)
+
+
+def findings_of(command: Command, context: Context) -> list[Finding]:
+    """Run the checks of a command."""
+    return [
+        finding
+        for check in CHECKS
+        if check.runs_in in (command, "quick")
+        for finding in check.examine(context)
+    ]
+
+
+# --- The command `otel-limits doctor` -------------------------------------------------------------
 
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.
@@ -52,9 +126,7 @@ def add(commands: Any) -> None:
 
 def examine(options: Namespace) -> int:
     """Run all checks and print their findings."""
-    from otel_limits.cli.doctor.check_context import Context
-    from otel_limits.cli.doctor.checks import findings_of
-    from otel_limits.cli.doctor.finding import as_json, as_text, exit_status
+    from otel_limits.cli.doctor.finding import Context, as_json, as_text, exit_status
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
 
     given = given_options(options)

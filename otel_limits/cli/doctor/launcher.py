@@ -19,9 +19,8 @@ from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 from otel_limits.cli.command import without_separator
-from otel_limits.cli.isolation import PYTHON, first_line, pex_problem, split_python
 from otel_limits.cli.parser import make_parser
-from otel_limits.cli.run_command import given_options
+from otel_limits.cli.run_command import PYTHON, first_line, given_options, pex_problem, split_python
 from otel_limits.core.limits import PREFIX
 from otel_limits.core.secrets import redact_url
 from otel_limits.settings.run_options import with_options

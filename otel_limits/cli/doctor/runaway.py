@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.known import FRAMEWORKS, install_any, know
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
+from otel_limits.cli.doctor.framework_checks import read_imports
 from otel_limits.cli.doctor.launcher import UnknownLauncherError
-from otel_limits.cli.doctor.program_imports import read_imports
 from otel_limits.core.installing import install_command
 from otel_limits.core.limits import PREFIX
 from otel_limits.core.secrets import redact_text
@@ -27,9 +27,9 @@ from otel_limits.runtime.autoload import OUTDATED, RENEW
 from otel_limits.settings.variables import CONFIGURATION_FILES, OTLP_PREFIX
 
 if TYPE_CHECKING:
-    from otel_limits.cli.doctor.check_context import Context
+    from otel_limits.cli.doctor.finding import Context
+    from otel_limits.cli.doctor.framework_checks import Imports
     from otel_limits.cli.doctor.launcher import Launcher
-    from otel_limits.cli.doctor.program_imports import Imports
 
 Modules: TypeAlias = tuple[str, str]
 """The module of a framework that programs import, and its distribution."""

@@ -2,22 +2,213 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from rich.cells import cell_len, chop_cells
 from rich.text import Text
 from rich.tree import Tree
 
-from otel_limits.audit.answer import written
-from otel_limits.cli.show.layout import fit, printable
+from otel_limits.audit.answer import NUMBERS, column_texts, written
 from otel_limits.cli.terminal import console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from otel_limits.audit.answer import Answer, Table
+    from otel_limits.audit.answer import Answer, CellKind, Column, Table
+
+
+# --- Fits a table to a terminal: nothing is cut without a mark, and no key column is hidden -------
+# Numbers are never cut. If there is too little room, headings are folded, empty columns hidden,
+# sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
+# keys. If even the keys do not fit, each value has its own line.
+#
+# `rich.table` hides no column, cuts numbers, does not keep the minimum width of several columns,
+# and takes 0.5 ms for a row of twelve values, where this takes 0.03 ms.
+
+COMPACT: Final = 100
+"""Terminal width below which columns are separated by one space instead of two."""
+ELLIPSIS: Final = "…"
+LEAST: Final[Mapping[CellKind, int]] = {"text": 12, "id": 9, "sentence": 24}
+"""Minimum characters kept of a value. An ID keeps its first ones: `show` accepts eight."""
+RULE: Final = "─"
+UNKNOWN: Final = (None, "")
+NOTHING: Final = (*UNKNOWN, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table as lines of text."""
+
+    head: Sequence[str]
+    body: Sequence[str]
+    total: Sequence[str]
+    left_out: Sequence[str] = ()
+    """Titles of hidden columns."""
+
+
+@dataclass(slots=True)
+class ColumnWidth:
+    """A column and its width, while it is determined."""
+
+    column: Column
+    cells: list[str]
+    is_empty: bool = False
+    """Whether it contains only unknown values, and zeros unless it is a main result."""
+    natural: int = 0
+    folded: int = 0
+    """Width of its whole values below a folded heading; sentences wrap, and an ID is shortened."""
+    least: int = 0
+    width: int = 0
+
+    def __post_init__(self) -> None:
+        """Measure the values and the heading."""
+        longest = max(map(cell_len, self.cells), default=0)
+        self.natural = self.width = max(cell_len(self.column.title), longest)
+        word = max(map(cell_len, self.column.title.split()), default=0)
+        self.least = max(word, min(longest, LEAST.get(self.column.kind, longest)))
+        self.folded = max(word, longest) if self.column.kind == "text" else self.least
+
+
+def fit(table: Table, width: int | None) -> Layout:
+    """Lay out a table for a width, or as wide as it needs."""
+    rows = [*table.rows, *([] if table.total is None else [table.total])]
+    columns = list(zip(*rows, strict=True)) or [()] * len(table.columns)
+    lanes = [
+        ColumnWidth(
+            column,
+            [printable(text) for text in column_texts(values, column.kind)],
+            # A main result of 0 is one.
+            all(value in (UNKNOWN if column.is_key else NOTHING) for value in values),
+        )
+        for column, values in zip(table.columns, columns, strict=True)
+    ]
+    texts = list(zip(*(lane.cells for lane in lanes), strict=True))
+    gap = 1 if width is not None and width < COMPACT else 2
+    left_out: list[str] = []
+    if width is not None and _needed([lane.natural for lane in lanes], gap) > width:
+        lanes, left_out = _narrowed(lanes, gap, width)
+        if _needed([lane.width for lane in lanes], gap) > width:
+            return _one_by_one(table, texts, width)
+    lines = [
+        list(_row([_part(*cell) for cell in zip(cells, lanes, strict=True)], lanes, gap))
+        for cells in zip(*(lane.cells for lane in lanes), strict=True)
+    ]
+    head = [*_row([wrapped(lane.column.title, lane.width) for lane in lanes], lanes, gap)]
+    rule = RULE * _needed([lane.width for lane in lanes], gap)
+    has_total = table.total is not None
+    body = lines[: len(lines) - 1] if has_total else lines
+    return Layout(
+        head=[*head, rule],
+        body=[line for row in body for line in row],
+        total=[rule, *lines[-1]] if has_total else [],
+        left_out=left_out,
+    )
+
+
+def printable(text: str) -> str:
+    """Remove characters that would move the cursor."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " if each.isspace() else "" for each in text)
+
+
+def _needed(widths: Sequence[int], gap: int) -> int:
+    return sum(widths) + gap * (len(widths) - 1)
+
+
+def _narrowed(
+    lanes: list[ColumnWidth], gap: int, width: int
+) -> tuple[list[ColumnWidth], list[str]]:
+    """Hide columns until the others fit, and distribute the remaining space."""
+    left_out: list[ColumnWidth] = []
+
+    def hide(lane: ColumnWidth) -> None:
+        left_out.append(lane)
+        lanes.remove(lane)
+
+    # A shortened name says less than a whole one, and an empty column says nothing.
+    for lane in sorted(lanes, key=lambda lane: -lane.folded):
+        if lane.is_empty and _needed([lane.folded for lane in lanes], gap) > width:
+            hide(lane)
+    for lane in lanes:
+        lane.width = lane.least
+    while _needed([lane.width for lane in lanes], gap) > width:
+        others = [lane for lane in lanes if not lane.column.is_key]
+        if not others:
+            break
+        hide(max(others, key=lambda lane: lane.width))
+    spare = width - _needed([lane.width for lane in lanes], gap)
+    while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
+        # The narrowest first, so that all end equally wide, or as wide as they need.
+        narrowest = min(growing, key=lambda lane: (lane.column.kind in NUMBERS, lane.width))
+        narrowest.width += 1
+        spare -= 1
+    return lanes, [lane.column.title for lane in left_out]
+
+
+def _part(text: str, lane: ColumnWidth) -> list[str]:
+    if cell_len(text) <= lane.width:
+        return [text]
+    if lane.column.kind == "sentence":
+        return wrapped(text, lane.width)
+    return [shortened(text, lane.width, keep_beginning=lane.column.kind == "id")]
+
+
+def _row(parts: Sequence[Sequence[str]], lanes: Sequence[ColumnWidth], gap: int) -> Iterator[str]:
+    """Yield the lines of one row: as many as its tallest cell."""
+    for number in range(max(map(len, parts), default=0)):
+        cells = []
+        for part, lane in zip(parts, lanes, strict=True):
+            text = part[number] if number < len(part) else ""
+            blank = " " * (lane.width - cell_len(text))
+            cells.append(blank + text if lane.column.kind in NUMBERS else text + blank)
+        yield (" " * gap).join(cells).rstrip()
+
+
+def _one_by_one(table: Table, texts: Iterable[Sequence[str]], width: int) -> Layout:
+    """Put each value on its own line after its title, without hiding any."""
+    titles = [column.title for column in table.columns]
+    body: list[str] = []
+    for row in texts:
+        for title, text in zip(titles, row, strict=True):
+            if text:
+                body += wrapped(f"{title}: {text}", width)
+        body.append("")
+    return Layout(head=[], body=body, total=[])
+
+
+def shortened(text: str, width: int, *, keep_beginning: bool = False) -> str:
+    """Shorten a name in the middle, or at the end, marking the cut."""
+    if cell_len(text) <= width:
+        return text
+    behind = 0 if keep_beginning else (width - 1) // 2
+    before = width - 1 - behind
+    end = _beginning(text[::-1], behind)[::-1]
+    return f"{_beginning(text, before)}{ELLIPSIS}{end}"
+
+
+def _beginning(text: str, width: int) -> str:
+    return chop_cells(text, width)[0] if width > 0 else ""
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Break a text between words, and words longer than a line at its end."""
+    lines = [""]
+    for word in text.split(" "):
+        separate = f"{lines[-1]} {word}" if lines[-1] else word
+        if cell_len(separate) <= width:
+            lines[-1] = separate
+            continue
+        pieces = chop_cells(word, width) or [""]
+        lines += pieces if lines[-1] else []
+        if not lines[-1]:
+            lines[-1:] = pieces
+    return lines
+
+
+# --- Answers on a terminal ------------------------------------------------------------------------
 
 FILE_WIDTH: Final = 500
 """Width without a terminal, so that nothing is folded in a file."""

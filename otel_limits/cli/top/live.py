@@ -5,22 +5,134 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import glob
+import os
 import queue
+import re
+import select
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from rich.console import Group
 from rich.control import Control
 
 from otel_limits.cli.terminal import console
-from otel_limits.cli.top.keyboard import HangupError, exit_on_signal, read_keys, unbuffered_input
-from otel_limits.cli.top.screen import draw
-from otel_limits.cli.top.view import View, press
+from otel_limits.cli.top.screen import View, draw, press
 from otel_limits.quotas.store import StoreError
 from otel_limits.top.fleet_state import FleetTracker, track
 from otel_limits.top.scrapes import Feed, Scrape, first_scrapes, scrape
+
+# --- Reads single keys from a terminal and restores its modes afterwards --------------------------
+
+ENDING: Final = ("SIGTERM", "SIGHUP")
+"""Signals that would end the program without restoring the terminal."""
+
+KEYS: Final = {
+    "\x1b[A": "up",
+    "\x1bOA": "up",
+    "\x1b[B": "down",
+    "\x1bOB": "down",
+    "\x1b[5~": "page up",
+    "\x1b[6~": "page down",
+    "\x1b[H": "home",
+    "\x1b[1~": "home",
+    "\x1bOH": "home",
+    "\x1b[F": "end",
+    "\x1b[4~": "end",
+    "\x1bOF": "end",
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+}
+"""Escape sequences of xterm, in both cursor key modes, and of the Linux console."""
+
+SEQUENCE: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.)|.", re.DOTALL)
+
+
+class HangupError(Exception):
+    """The terminal was closed."""
+
+
+def keys_of(text: str) -> Iterator[str]:
+    """Yield the names of the pressed keys, ignoring unknown ones."""
+    for found in SEQUENCE.findall(text):
+        name = KEYS.get(found, found)
+        # Ignore an unknown sequence as a whole, as its letters are keys.
+        if not name.startswith("\x1b"):
+            yield name
+
+
+def read_keys(seconds: float) -> list[str]:
+    """Wait up to `seconds` for keys and return them.
+
+    Raises:
+        HangupError: The terminal was closed.
+    """
+    stdin = sys.stdin.fileno()
+    # A blocking read would stop the display.
+    if not select.select([stdin], [], [], seconds)[0]:
+        return []
+    try:
+        data = os.read(stdin, 1024)
+    except OSError:
+        data = b""
+    if not data:
+        raise HangupError
+    # The last character may be incomplete.
+    return list(keys_of(data.decode(errors="ignore")))
+
+
+@contextlib.contextmanager
+def unbuffered_input() -> Iterator[None]:
+    """Read keys without Enter and echo; restore the terminal afterwards."""
+    import termios
+    import tty
+
+    stdin = sys.stdin.fileno()
+    before = termios.tcgetattr(stdin)
+    try:
+        tty.setcbreak(stdin)
+        modes = termios.tcgetattr(stdin)
+        # Disable Ctrl-Z, which would leave the shell in our modes.
+        modes[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(stdin, termios.TCSANOW, modes)
+        yield
+    finally:
+        # Discard pending input, which was not meant for the shell.
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(stdin, termios.TCSAFLUSH, before)
+
+
+@contextlib.contextmanager
+def exit_on_signal() -> Iterator[None]:
+    """Clean up on a terminating signal, then end by it."""
+    received: list[int] = []
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        # Only once, or a second signal would interrupt the cleanup.
+        if not received:
+            received.append(number)
+            raise HangupError
+
+    numbers = [getattr(signal, name) for name in ENDING if hasattr(signal, name)]
+    before: dict[int, Any] = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if received:
+            # So the exit status reports the signal.
+            signal.raise_signal(received[0])
+
+
+# --- The live view: polls feeds, draws the screen and handles keys --------------------------------
 
 EVERY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.2

@@ -18,7 +18,7 @@ import pytest
 from rich.cells import cell_len
 
 from otel_limits.audit.answer import Column, Table
-from otel_limits.cli.show.layout import fit, shortened
+from otel_limits.cli.show.terminal_answer import fit, shortened
 from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RETENTION_SECONDS
 

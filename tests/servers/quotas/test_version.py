@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from otel_limits import cli
-from otel_limits.cli.doctor.check_context import Context
-from otel_limits.cli.doctor.checks import findings_of
+from otel_limits.cli.doctor.doctor_command import findings_of
+from otel_limits.cli.doctor.finding import Context
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.redis_store import needed
 from otel_limits.testing import ScriptedModel, says

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from otel_limits.audit.forecast import ENOUGH_DAYS, build_forecast, predicted, student
 from otel_limits.audit.spend import SPEND, shares
 from otel_limits.cli import main
-from otel_limits.cli.show.answer_schema import schema_of
+from otel_limits.cli.show.data import schema_of
 from otel_limits.core import catalogue
 from otel_limits.core.limits import Breach
 from tests.ledger.book import DAY, NINE, Call, Entry, write

@@ -10,10 +10,8 @@ import pytest
 from rich.cells import cell_len
 
 from otel_limits.audit.answer import UNKNOWN, Chart, ChartSeries
-from otel_limits.cli.show.svg_charts import draw as draw_chart
-from otel_limits.cli.top.columns import bar, count, percent, usd
-from otel_limits.cli.top.screen import draw, page
-from otel_limits.cli.top.view import ORDERS, View, press
+from otel_limits.cli.show.page import draw as draw_chart
+from otel_limits.cli.top.screen import ORDERS, View, bar, count, draw, page, percent, press, usd
 from otel_limits.top.fleet import CapShare, QuotaRow, Rates, RecentHalt, Totals
 from tests.top.pages import BEGAN
 from tests.unit.top.test_view import fleet_of, row

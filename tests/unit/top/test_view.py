@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from otel_limits.cli.top.keyboard import keys_of
-from otel_limits.cli.top.live import kill_chosen
-from otel_limits.cli.top.view import ORDERS, View, press
+from otel_limits.cli.top.live import keys_of, kill_chosen
+from otel_limits.cli.top.screen import ORDERS, View, press
 from otel_limits.quotas.store import StoreError
 from otel_limits.top.fleet import AgentRow, CapShare, Fleet, Rates, Totals
 from tests.top.pages import BEGAN, names
