@@ -23,7 +23,7 @@ from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
 from otel_limits.settings.policy.document import AGENT_SETTINGS
 from otel_limits.settings.table import SETTINGS
-from tests import third_party
+from tests import rooms, third_party
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ README: Final = ROOT / "README.md"
 DOCS: Final = ROOT / "otel_limits/docs"
 INDEX: Final = DOCS / "README.md"
 """The list of all pages, which GitHub shows below the files of their folder."""
+CONTRIBUTING: Final = ROOT / ".github" / "CONTRIBUTING.md"
+
 PAGES: Final = tuple(path for path in sorted(DOCS.glob("*.md")) if path != INDEX)
 
 REASON_CAUSES: Final[Mapping[str, str]] = {
@@ -240,6 +242,8 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
         for extra in ("strands", "langchain", "openai-agents")
     },
     "pages": pages_table,
+    "rooms": rooms.rooms_table,
+    "sizes": rooms.sizes_picture,
     "extras": extras_table,
     "settings": settings_table,
     "policy-keys": policy_keys_table,
@@ -282,6 +286,10 @@ def price_lists_table() -> str:
     return explained_table()
 
 
+OBSERVED: Final[Mapping[str, Callable[[], str]]] = {"way": rooms.way_table}
+"""Tables that need all frameworks."""
+
+
 def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """Return a page with its tables generated again, each between its markers."""
     for name, make in tables.items():
@@ -292,9 +300,9 @@ def with_tables(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> 
     return text
 
 
-def write(tables: Mapping[str, Callable[[], str]] = TABLES) -> None:
+def write(tables: Mapping[str, Callable[[], str]] = {**TABLES, **OBSERVED}) -> None:
     """Write tables of all pages."""
-    for page in (README, INDEX, *PAGES):
+    for page in (README, INDEX, CONTRIBUTING, *PAGES):
         page.write_text(with_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
 
 

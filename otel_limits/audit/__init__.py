@@ -1,8 +1,10 @@
 """Questions about a ledger: spend, stops, and the effect of other limits.
 
-Each has its own module, listed in `questions.py`, which turns rows into tables, independent of any
-display. Parts of one question are `spend.py`, `spend.py`, `compare.py`, `forecast.py`,
-`spend.py` and `completeness.py` of `spend`, `show.py` of `show`, `reconcile.py`,
-`reconcile_bill.py`, `bill_*.py` and `bills/` of `reconcile`, and `findings.py` and `verify.py` of
-`verify`. The other modules are used by several.
+In: the options of a question, and rows or sums of `ledger`.
+Out: an answer: tables and charts of exact values, independent of any display.
+May touch: a ledger, bills and a Prometheus, and only to read them.
+
+`questions.py` lists them, and each has a module. Parts of one question are `compare.py`,
+`forecast.py` and `completeness.py` of `spend`, `reconcile_bill.py`, `bill_differences.py` and
+`bills/` of `reconcile`, and `findings.py` of `verify`. The other modules are used by several.
 """

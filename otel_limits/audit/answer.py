@@ -1,4 +1,4 @@
-"""Tables and charts of exact values that form an answer, independent of their layout."""
+"""Tables and charts of exact values that form an answer, and values as readers see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bill and the ledger side by side: the same days, and the same names of models."""
+"""A bill and the ledger side by side, and the parts of each difference with its cause."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line under every answer on whether its numbers are complete."""
+"""Whether the numbers of an answer are complete, and which tokens are not counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question `policies`: limits in force, where they were set, and versions of policy files."""
+"""The question `policies`: limits in force, where they were set, versions of policy files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question `show`: one budget tree with its usage and halt."""
+"""The question `show`: one budget tree with its usage and halt, turn by turn."""
 
 from __future__ import annotations
 

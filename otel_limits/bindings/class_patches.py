@@ -1,4 +1,4 @@
-"""Replaces methods of a framework's classes, also of those that are derived later."""
+"""Replaces methods of a framework's classes, once they are imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The supported agent frameworks, and what a halt left in their results."""
+"""The supported agent frameworks, which are installed, and what a halt left in results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recognizes frameworks and their names, also without importing them.
+"""Recognizes frameworks and finds missing names, with and without importing them.
 
 A user's own package may have the name of a framework's. Names of modules that are not imported are
 read from their compiled code.

@@ -1,4 +1,4 @@
-"""Writes halts and warnings to the live spans of an agent."""
+"""Writes halts and warnings to live spans, and makes spans where a framework has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tool call in progress, in any framework: refused at a limit, run, and worded for the model.
+"""A tool call in progress, in any framework: refused at a limit, run, worded for the model.
 
 A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The
 functions at the beginning wrap the method that runs it.

@@ -1,4 +1,4 @@
-"""Helpers for defining commands: parser, help formatting and error messages."""
+"""Helpers for defining commands: parser, help formatting, examples and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `ledger`: maintains the spend ledger, imports and exports."""
+"""The command `ledger`: import, export, close, reprice and amend the spend ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `otel-limits run`: run a program with limits on its agents."""
+"""The command `otel-limits run`: run a program with limits, in a Python that loads them."""
 
 from __future__ import annotations
 

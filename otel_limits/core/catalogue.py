@@ -1,4 +1,4 @@
-"""The prices bundled with the package `genai-prices`, or fetched by the application."""
+"""The prices bundled with `genai-prices`, or fetched by the application, and their dates."""
 
 from __future__ import annotations
 

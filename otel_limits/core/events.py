@@ -1,4 +1,4 @@
-"""The immutable events that observers receive."""
+"""The immutable events that observers receive, and a stop as JSON."""
 
 from __future__ import annotations
 

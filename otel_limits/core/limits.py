@@ -1,4 +1,4 @@
-"""The table of all limits, and the caps of one agent."""
+"""The table of all limits, the caps of one agent, and where each of them is set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy of one agent, and the verdict that halts it."""
+"""The policy of one agent, its message for end users, and the verdict that halts it."""
 
 from __future__ import annotations
 

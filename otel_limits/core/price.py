@@ -1,4 +1,4 @@
-"""The price of a model, and the cost of one call."""
+"""The price of a model, the cost of one call, and the cost that its response states."""
 
 from __future__ import annotations
 

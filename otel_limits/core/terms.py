@@ -1,4 +1,4 @@
-"""Pricing terms of a request: everything but tokens that its price depends on."""
+"""Everything but tokens that a price depends on: vendor, name, region and pricing terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage: the tokens of model calls, and the tally of an invocation or a budget tree."""
+"""Usage: tokens of model calls, the tally of an invocation or a tree, the state of a quota."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the files that the package brings, and writes them out."""
+"""Writes the files that the package brings, also as objects of a Kubernetes cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sample fleet of nine agents, described in `fleet.json`, and the events of four weeks.
+"""A sample fleet of nine agents, described in `fleet.json`, and its ledger of four weeks.
 
 Each agent, week and weekday has its own random seed. So two recordings differ only in their dates,
 and the totals of the four weeks are always the same.

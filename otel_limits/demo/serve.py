@@ -1,4 +1,4 @@
-"""`otel-limits demo --serve`: a fleet that runs until Ctrl-C, with metrics and a ledger."""
+"""`otel-limits demo --serve`: a fleet of scripted agents that runs until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The documentation pages, in Markdown, that `otel-limits docs` shows."""
+"""The documentation pages, in Markdown, that `otel-limits docs` shows.
+
+In: the name of a page.
+Out: its text.
+May touch: its files.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The database of a ledger, as a process opens it, writes to it and closes it."""
+"""The database of a ledger: opened, checked, and written so that each row counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of what operators and retention did to a ledger, in the ledger itself.
+"""Interventions in a ledger, each recorded: deleted, lost and accepted rows.
 
 | kind | subject | amount | until_us |
 |---|---|---|---|

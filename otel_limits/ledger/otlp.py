@@ -1,4 +1,4 @@
-"""Spans from OTLP JSON, or made from logs, reduced to what a ledger may record."""
+"""Spans from files of OTLP JSON, or made from logs, reduced to what a ledger may record."""
 
 from __future__ import annotations
 

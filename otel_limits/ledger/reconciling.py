@@ -1,4 +1,4 @@
-"""Counts that metrics have too: live model calls by agent and model, ends by agent and reason."""
+"""Counts that metrics and bills have too: live calls, ends, and calls by day."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reprices calls of a ledger: by the current policy file, then by the installed price list.
+"""Current prices of recorded calls, and the command that stores them.
 
 The price with which a call was recorded is kept next to the new one, with its source.
 """

@@ -1,4 +1,4 @@
-"""The tables of a ledger."""
+"""The tables of a ledger and their version. A ledger of another version is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans of the files of an import, and which of them are model calls that count."""
+"""Spans of an import: which are model calls, and which sums show calls without a span."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The background thread that writes a ledger, and the durability of its rows.
+"""The background thread that writes a ledger, and the rows that are not durable yet.
 
 A row is queued by the agent, written in a batch by the thread, and durable once the transaction is
 committed or the row is in the spill file. A caller that needs durability waits for it, but not for

@@ -1,4 +1,4 @@
-"""The table of all metrics, for every exporter."""
+"""The table of all metrics, for every exporter, with their labels and series."""
 
 from __future__ import annotations
 

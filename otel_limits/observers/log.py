@@ -1,4 +1,4 @@
-"""Logs halts and soft limits, and once each a missing price, unknown usage and a lost task."""
+"""Logs halts, soft limits, the limits in use, and once each what is not counted."""
 
 from __future__ import annotations
 

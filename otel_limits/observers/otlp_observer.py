@@ -1,4 +1,4 @@
-"""Publishes the metrics through OpenTelemetry instruments, e.g. for export over OTLP."""
+"""Publishes metrics and halts through OpenTelemetry, e.g. for export over OTLP."""
 
 from __future__ import annotations
 

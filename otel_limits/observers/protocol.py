@@ -1,4 +1,4 @@
-"""Base classes of the built-in observers, with one life cycle.
+"""Base classes of observers, with one life cycle: immediate ones, and those that do I/O.
 
 An application's observer is any function that accepts an event (`otel_limits.Observer`). Built-in
 ones are created when otel-limits is enabled, or at their first event (`LazyObserver`).

@@ -1,4 +1,4 @@
-"""Classifies spans of any instrumentation, and reads their model and provider."""
+"""Classifies spans of any instrumentation, and reads their names, models and providers."""
 
 from __future__ import annotations
 

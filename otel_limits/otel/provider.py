@@ -1,4 +1,4 @@
-"""Attaches a span processor to existing and later tracer providers."""
+"""Attaches a span processor to the tracer providers of a process, or provides one."""
 
 from __future__ import annotations
 

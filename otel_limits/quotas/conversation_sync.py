@@ -1,4 +1,4 @@
-"""Keeps the conversations of a process in step with those of the others that share a store."""
+"""The sums of conversations that processes share, and how each keeps in step with them."""
 
 from __future__ import annotations
 

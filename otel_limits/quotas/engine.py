@@ -1,4 +1,4 @@
-"""Admits model calls by quota: reserves their worst case, settles their actual usage.
+"""Admits model calls by quota: reserves their worst case, or waits, and settles their usage.
 
 The network never blocks a thread or event loop of an agent: a call awaits the reply, within the
 timeout. During an outage each quota uses its local share, then its `on_store_error`.

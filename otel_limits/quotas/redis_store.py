@@ -1,4 +1,4 @@
-"""The Redis and Valkey quota store, shared by all processes that use the server.
+"""The Redis and Valkey quota store: its connection, operations and required rights.
 
 Each operation is one atomic script, and a batch of operations is one round trip. `redis_scripts`
 writes the calls of the scripts and reads their replies, and `redis_executor` sends them.

@@ -1,4 +1,4 @@
-"""Public query of what is left of a quota. Reserves nothing."""
+"""Queries of quotas: what is left of one, and the usage of every key. They reserve nothing."""
 
 from __future__ import annotations
 

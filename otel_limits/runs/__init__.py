@@ -1,12 +1,16 @@
-"""Live invocations: what each has used, and how it is going to end.
+"""Live invocations: the usage of each, and how it is going to end.
+
+In: reports of bindings and spans: an invocation begins, a model is called, a tool ends.
+Out: verdicts for the binding, and events for the observers.
+May touch: the registry, which is the only shared mutable state, and the clock. It calls no code of
+others while it holds a lock.
 
 `registry` starts an invocation, a `Run` of `run`, which counts its model calls (`calls`), tools and
 time. `budget` compares the counts with the limits: its own, and those of the trees around it.
 `clock` calls the run when a time limit is due. `dispatcher` passes its events to the observers.
 
-`current` knows for which invocation a task or a thread works, `spans` to which one a span belongs,
-and `span_tree` and `responses` which spans show the same model call.
+`registry` also knows for which invocation a task or a thread works, and `spans` to which one a span
+belongs, and which spans show the same model call.
 
-More than one invocation uses `conversations`, `tasks` with their `task_records`, and
-`failure_rows`.
+More than one invocation uses `conversations`, `tasks`, and `failure_rows`.
 """

@@ -1,4 +1,4 @@
-"""The registry of active invocations: the only mutable shared state."""
+"""The registry of active invocations, the only mutable shared state, and the current one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which invocation a span belongs to: that of its parent span, or of the task that started it."""
+"""Which invocation a span belongs to, and which nested spans show the same model call."""
 
 from __future__ import annotations
 

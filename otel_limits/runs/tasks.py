@@ -1,4 +1,4 @@
-"""Tasks: the usage that limits look at, over an invocation and those that answer its interrupts."""
+"""Tasks: the usage that limits look at, over interrupts and their answers, and its records."""
 
 from __future__ import annotations
 

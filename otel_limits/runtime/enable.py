@@ -1,4 +1,4 @@
-"""Enables and disables otel-limits, in code or from the environment."""
+"""Enables and disables otel-limits, and flushes telemetry at exit and on SIGTERM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runtime of a process: enables enforcement and resolves the policy of each agent."""
+"""The runtime of a process: follows imported frameworks, resolves each agent's policy."""
 
 from __future__ import annotations
 

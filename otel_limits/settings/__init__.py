@@ -1,5 +1,9 @@
 """User configuration: environment variables and the policy file.
 
+In: the environment, and a policy file.
+Out: the settings of a process, the policy of an agent, and one sentence for each mistake.
+May touch: `os.environ`, which no other room reads, and files, with `yaml`.
+
 A value such as `max_turns: 30` takes this path:
 
 1. A limit is declared in `LIMITS` (`core/limits.py`), a setting that can differ by agent in
@@ -8,8 +12,8 @@ A value such as `max_turns: 30` takes this path:
    process, its key in the policy file; its kind (`core/values.py`) checks a value from any of them.
 2. `settings_reader.py` reads the variables of the process into `Settings`. Options of
    `otel-limits run` become variables of the program.
-3. `policy/` reads the file: `reader.py` finds values and their lines, `reader.py` checks them,
-   `reader.py` makes a `Document` of them, which `file.py` reloads when the file changes.
+3. `policy/` reads the file: `reader.py` finds values and their lines, checks them, and makes a
+   `Document` of them, which `file.py` reloads when the file changes.
 4. `Document.effective` merges the file over the settings of the process when an invocation starts
    (`Runtime.policy`), and `Overrides` of a plugin over both. The result is the `Policy` that
    applies to it.

@@ -1,4 +1,4 @@
-"""Environment variables, read only here, and those of OTLP exporters."""
+"""Environment variables, read only here, and the credentials among them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The live state of a fleet, derived from its metrics, for `otel-limits top`.
 
-`scrapes.py` reads the metrics of processes, or `scrapes.py` those in a Prometheus: both
-are a `Feed` of `scrapes.py`. `fleet_state.py` computes the increases between scrapes, and
-`fleet_state.py` the state, a `Fleet` of `fleet.py`.
+In: samples of metrics, from processes or from a Prometheus.
+Out: a `Fleet`: agents, totals, quotas and recent halts.
+May touch: the addresses that the user names, with `prometheus_client` as a parser.
+
+`scrapes.py` reads the metrics. `fleet_state.py` computes the increases between scrapes, and the
+state, a `Fleet` of `fleet.py`.
 """

@@ -1,4 +1,4 @@
-"""Samples of metrics and the protocol of their sources."""
+"""Samples of metrics: from `/metrics` endpoints, or from a Prometheus server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the counts of a usage, in any spelling, nesting and order."""
+"""Reads the counts of a usage, in any spelling, nesting and order, by the words of names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Estimates the tokens of images, documents, audio and video, by each vendor's rule."""
+"""Estimates the tokens of images, documents, audio and video, from the sizes in their files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Normalize vendor usage into one record type.
+"""Normalize vendor usage into one record type, with the fields that decide its price.
 
 Used for streams, spans and imported files.
 """

@@ -1,4 +1,4 @@
-"""Reads facts from YAML files, on first use."""
+"""Reads facts from YAML files, on first use: also prices on which two lists disagree."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from otel_limits.docs import page, topics
 from otel_limits.settings.policy.reader import parse
 from tests.paths import ROOT
 from tests.price_list import listed
-from tests.readme import INDEX, PAGES, README, TABLES, with_tables
+from tests.readme import CONTRIBUTING, INDEX, PAGES, README, TABLES, with_tables
 
 EVERY = (
     README,
@@ -54,7 +54,7 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("path", [README, INDEX, *PAGES], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [README, INDEX, CONTRIBUTING, *PAGES], ids=lambda path: path.stem)
 def test_generated_tables_are_up_to_date(path: Path) -> None:
     """Run `python -m tests.generate tables` when this fails."""
     assert with_tables(read(path)) == read(path)
@@ -63,7 +63,7 @@ def test_generated_tables_are_up_to_date(path: Path) -> None:
 @pytest.mark.parametrize("name", TABLES)
 def test_each_table_has_one_pair_of_markers(name: str) -> None:
     """Without its markers, a table would silently disappear."""
-    text = "".join(map(read, (README, INDEX, *PAGES)))
+    text = "".join(map(read, (README, INDEX, CONTRIBUTING, *PAGES)))
     assert text.count(f"<!-- {name}: ") == text.count(f"<!-- /{name} -->") == 1
 
 

@@ -1,4 +1,4 @@
-"""The rows of a bill, and the protocol of a reader of exports."""
+"""The rows of a bill, the protocol of a reader of exports, and the values in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracks every model call of LangChain: what its requests, answers and ends are."""
+"""Tracks every model call of LangChain: its request, answer, stream and end."""
 
 from __future__ import annotations
 

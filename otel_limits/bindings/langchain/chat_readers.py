@@ -1,4 +1,4 @@
-"""Reads LangChain's requests and messages."""
+"""Reads LangChain's requests, models and messages, and adds notes to requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One invocation of a graph in progress: its turns, its tools, and its end."""
+"""One invocation of a graph in progress: its turns, tools, last answer, and end."""
 
 from __future__ import annotations
 

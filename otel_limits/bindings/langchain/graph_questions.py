@@ -1,4 +1,4 @@
-"""Requests more budget from a human through an interrupt of a graph, and reads the answer."""
+"""Requests more budget through an interrupt of a graph, and keeps the task meanwhile."""
 
 from __future__ import annotations
 

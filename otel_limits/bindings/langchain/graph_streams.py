@@ -1,4 +1,4 @@
-"""The stream of a graph: what its reader asked for, and what we read along.
+"""The streams of a graph: what its reader asked for, and the halt among its events.
 
 A halted graph ends with one more message. To put it where it belongs, the last values of the state
 and the updates since have to be known, so both modes are always requested, and only what the reader

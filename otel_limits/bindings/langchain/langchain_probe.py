@@ -1,4 +1,4 @@
-"""Checks that all used names of LangChain and LangGraph exist."""
+"""Every private name of LangChain and LangGraph in use, and a check of all names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted chat model for LangChain."""
+"""A scripted chat model for LangChain, and graphs of the commands `doctor` and `demo`."""
 
 from __future__ import annotations
 

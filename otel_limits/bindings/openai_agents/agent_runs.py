@@ -1,4 +1,4 @@
-"""One run of the SDK: its agents, of which one is active, and its end."""
+"""One run of the SDK: its agents, its end, and its task while it is interrupted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the SDK's requests and responses."""
+"""Reads the SDK's requests and responses, and adds notes to requests."""
 
 from __future__ import annotations
 

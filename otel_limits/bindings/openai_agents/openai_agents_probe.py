@@ -1,4 +1,4 @@
-"""Checks that all used names of the OpenAI Agents SDK exist."""
+"""Every private name of the SDK in use, and a check of all names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracks the SDK's runs: each call of `AgentRunner.run` and `run_streamed`."""
+"""Tracks each run of the SDK, and which of its agents is active."""
 
 from __future__ import annotations
 

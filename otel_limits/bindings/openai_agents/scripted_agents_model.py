@@ -1,4 +1,4 @@
-"""A scripted model for the OpenAI Agents SDK."""
+"""A scripted model for the SDK, and agents of the commands `doctor` and `demo`."""
 
 from __future__ import annotations
 

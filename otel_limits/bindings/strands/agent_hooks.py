@@ -1,4 +1,4 @@
-"""Attaches to agents through Strands' public `add_hook` and `add_middleware`."""
+"""Attaches to agents through Strands' public hooks, for legs, model calls and tools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies halts to an agent's conversation and span."""
+"""Applies halts to an agent's conversation and span, and ends its loop with an answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invocations of Strands agents in progress: their start, state and end."""
+"""Invocations of Strands agents in progress: their start, state, questions and end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invocations of realtime agents, from `start()` to `stop()`: responses are the model calls."""
+"""Realtime agents (`BidiAgent`): their invocations, responses and tools."""
 
 from __future__ import annotations
 

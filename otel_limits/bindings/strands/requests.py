@@ -1,4 +1,4 @@
-"""Describes a model call before it is sent: its input, and the cap on its output."""
+"""Describes a model call before it is sent: its input, pricing terms, and output cap."""
 
 from __future__ import annotations
 

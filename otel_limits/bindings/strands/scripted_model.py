@@ -1,4 +1,4 @@
-"""A scripted model for Strands."""
+"""A scripted model for Strands, and agents of the commands `doctor` and `demo`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `otel-limits doctor`."""
+"""The command `otel-limits doctor`, and its checks in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of `check` and `doctor`, and how they are printed."""
+"""Findings of `check` and `doctor`, and the application that they are about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the installed agent frameworks, without importing them unless they are to be probed."""
+"""Checks the installed agent frameworks, and which of them a program imports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the settings and the files and servers they refer to, without side effects."""
+"""Checks the settings, and the files and servers they refer to, without side effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers for programs: JSON with every table, or CSV with one."""
+"""Answers for programs: JSON with its schema, or CSV with one table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers as self-contained HTML pages, without network access or other files."""
+"""Answers as self-contained HTML pages with SVG charts, without network access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live view: polls feeds, draws the screen and handles keys."""
+"""The live view: polls feeds, draws the screen, and reads single keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen: totals, agents, quotas, recent halts and keys."""
+"""The screen: totals, agents, quotas and halts, in the order and filter of its view."""
 
 from __future__ import annotations
 

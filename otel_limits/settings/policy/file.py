@@ -1,4 +1,4 @@
-"""The policy file on disk, reloaded for new invocations when it changes."""
+"""The policy file on disk: reloaded when it changes, and who may change it."""
 
 from __future__ import annotations
 

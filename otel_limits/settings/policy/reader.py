@@ -1,4 +1,4 @@
-"""Parses a policy file and collects all mistakes."""
+"""Reads a policy file: its YAML with line numbers, its keys, and all mistakes."""
 
 from __future__ import annotations
 

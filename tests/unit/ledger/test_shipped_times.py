@@ -98,6 +98,7 @@ def test_a_hundred_thousand_rows_wait_and_no_more(
         full.setattr(Database, "write", refuse)
         observer.writer.put([("otel_limits_attributes", row) for row in rows])
         eventually(lambda: observer.writer.dropped_rows == 15)
+    observer.writer.wait_until_persisted(120)  # closing waits for seconds only
     observer.close()
     with contextlib.closing(sqlite3.connect(ledger.path)) as connection:
         query = "SELECT count(*), min(CAST(invocation_id AS int)) FROM otel_limits_attributes"
