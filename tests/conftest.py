@@ -21,6 +21,9 @@ from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor, TracerPro
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import REGISTRY
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.dialects.sqlite.base import SQLiteDialect
+from sqlalchemy.util import LRUCache
 from strands import Agent, tool
 from strands.telemetry import tracer as strands_tracer
 
@@ -200,6 +203,25 @@ def move_to(directory: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("TMPDIR", str(directory))
     patch.setenv("XDG_DATA_HOME", str(directory / "data"))
     patch.setattr("tempfile.tempdir", str(directory))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_statements() -> Iterator[None]:
+    """Compile each statement of SQL once, and not once for each of a thousand small ledgers.
+
+    An engine has a dialect and compiled statements for itself alone.
+    """
+    compiled = LRUCache[Any, Any](1_000)
+
+    def share(connection: Connection) -> None:
+        connection.execution_options(compiled_cache=compiled)
+
+    event.listen(Engine, "engine_connect", share)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SQLiteDialect, "__eq__", lambda one, other: type(one) is type(other))
+        patch.setattr(SQLiteDialect, "__hash__", lambda dialect: hash(type(dialect)))
+        yield
+    event.remove(Engine, "engine_connect", share)
 
 
 @pytest.fixture(scope="session")

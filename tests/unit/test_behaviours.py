@@ -27,6 +27,9 @@ HOOKS: Final = "strands-hooks"
 
 COLUMNS: Final[Mapping[str, Any]] = {HOOKS: SUBJECTS[0], **{each.name: each for each in SUBJECTS}}
 
+BY_SOURCE: Final = (HOOKS, SUBJECTS[0].name)
+"""The columns of one framework."""
+
 OWN_ROWS: Final[Mapping[str, Mapping[str, Row]]] = {"langchain": rows_of_langchain.ROWS}
 """By column, the rows that it alone has."""
 
@@ -40,7 +43,10 @@ def rows_of(column: str) -> Mapping[str, Row]:
     return {name: row for name, row in rows.items() if column != HOOKS or "span" not in name}
 
 
-CELLS: Final = [(column, name) for column in COLUMNS for name in rows_of(column)]
+CELLS: Final = [
+    (column, name) for column in COLUMNS for name in rows_of(column) if column not in BY_SOURCE
+]
+ROWS_ABOUT_SPANS: Final = [name for name in ROWS if "span" in name]
 FAULT_CELLS: Final = [(column, name) for column in COLUMNS for name in FAULT_ROWS]
 
 
@@ -56,13 +62,26 @@ def check(column: str, row: Row, request: pytest.FixtureRequest) -> None:
     row(COLUMNS[column])
 
 
-@pytest.mark.parametrize(("column", "name"), CELLS)
-def test_behavior(column: str, name: str, request: pytest.FixtureRequest) -> None:
-    """Frameworks differ, and what limits do to their agents does not."""
+def check_in_turn(column: str, name: str, request: pytest.FixtureRequest) -> None:
+    """Check a cell in two of the ways to call an agent."""
     rows = rows_of(column)
     turn = nullcontext() if request.config.getoption(EVERY_WAY) else turn_of(list(rows).index(name))
     with turn:
         check(column, rows[name], request)
+
+
+@pytest.mark.parametrize(
+    ("column", "name"), [*CELLS, *((SUBJECTS[0].name, name) for name in ROWS_ABOUT_SPANS)]
+)
+def test_behavior(column: str, name: str, request: pytest.FixtureRequest) -> None:
+    """Frameworks differ, and what limits do to their agents does not."""
+    check_in_turn(column, name, request)
+
+
+@pytest.mark.parametrize("name", rows_of(HOOKS))
+def test_behavior_by_source(name: str, source: str, request: pytest.FixtureRequest) -> None:
+    """The same with spans and without."""
+    check_in_turn(HOOKS if source == "hooks" else SUBJECTS[0].name, name, request)
 
 
 @pytest.mark.usefixtures("faulty")

@@ -90,12 +90,23 @@ def calls_of(events: list[Event]) -> list[ModelCall]:
 
 
 @pytest.mark.parametrize("case", USAGES)
-def test_the_cap_holds(make_agent: MakeAgent, events: list[Event], case: str, source: str) -> None:
+def test_the_cap_holds_and_whole_tokens_are_published(
+    make_agent: MakeAgent,
+    events: list[Event],
+    case: str,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: Any,
+) -> None:
     """A call counts with what is readable and with estimates of the rest, and is never empty."""
+    ledger = tmp_path / "ledger.db"
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger))
     usage, kind = USAGES[case]
     reason = ask(make_agent, usage, events)
+    told = counted()
+    disable()  # which writes what is still to be written
     assert reason == (None if case in BREAKS_STRANDS else "max_token_budget")
-    calls = calls_of(events)
+    calls, (stop,) = calls_of(events), [event for event in events if isinstance(event, Stop)]
     assert {(call.kind, call.estimated) for call in calls} == {(kind, kind == "estimated")}
     assert all(call.usage.total >= 10 for call in calls)
     if kind == "measured":
@@ -103,19 +114,6 @@ def test_the_cap_holds(make_agent: MakeAgent, events: list[Event], case: str, so
         assert len(calls) == (1 if case in BREAKS_STRANDS else CAP // 100)
     else:  # the estimate of this conversation grows with each turn
         assert len(calls) <= 12
-
-
-@pytest.mark.parametrize("case", USAGES)
-def test_published_usage_is_a_number_of_tokens(
-    make_agent: MakeAgent, events: list[Event], case: str, tmp_path: Path, monkeypatch: Any
-) -> None:
-    """Facts, sums, metrics and the ledger have whole numbers of a size that can be."""
-    ledger = tmp_path / "ledger.db"
-    monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger))
-    ask(make_agent, USAGES[case][0], events)
-    told = counted()
-    disable()  # which writes what is still to be written
-    calls, (stop,) = calls_of(events), [event for event in events if isinstance(event, Stop)]
     sums = (sum(call.usage.input for call in calls), sum(call.usage.output for call in calls))
     assert (stop.usage.input, stop.usage.output) == sums
     assert told == sum(sums)
