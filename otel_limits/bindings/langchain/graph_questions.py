@@ -1,4 +1,4 @@
-"""Requests more budget through an interrupt of a graph, and keeps its task until the answer.
+"""Requests more budget through an interrupt of a graph, and keeps its task until the answer."""
 
 from __future__ import annotations
 
