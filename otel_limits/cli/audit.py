@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import json
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.completeness import completeness
 from otel_limits.audit.questions import QUESTIONS
-from otel_limits.cli.command import add_command, add_group
+from otel_limits.cli.command import add_command, add_group, uncollected
 from otel_limits.cli.ledger_options import (
     add_ledger_command,
     add_option,
@@ -88,7 +85,7 @@ def ask(question: Question, arguments: Namespace) -> int:
     Raises:
         LedgerError: It cannot be answered.
     """
-    with _uncollected():
+    with uncollected():
         try:
             answer = _ask(question, arguments)
         except LedgerMovedError:
@@ -109,18 +106,6 @@ def _show(answer: Answer, arguments: Namespace) -> None:
         show(answer, wide=arguments.wide)
     else:
         sys.stdout.write(WRITERS[arguments.format](answer))
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Suspend garbage collection: rows have no cycles, and the search takes 1/6 of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _ask(question: Question, arguments: Namespace) -> Answer:

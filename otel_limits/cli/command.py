@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import re
 import shutil
 import sys
@@ -15,7 +17,7 @@ from argparse import (
     RawDescriptionHelpFormatter,
     _SubParsersAction,
 )
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from otel_limits.core.secrets import redact_text, redact_url
@@ -246,6 +248,21 @@ def file_name(text: str) -> str:
     if re.match(r"[\w.+-]+://", text) or redact_url(text) != text:
         raise ArgumentTypeError(f"{redact_url(text)!r} is a URL, not a file name")
     return text
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Suspend garbage collection.
+
+    Modules and rows of a ledger have no cycles, and the search takes up to 1/6 of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def refuse(sentences: Sequence[str], status: int = USAGE_ERROR) -> int:

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final
 
-from otel_limits.cli.command import USAGE_ERROR, HelpFormatter, Parser, example_of, refuse
+from otel_limits.cli.command import (
+    USAGE_ERROR,
+    HelpFormatter,
+    Parser,
+    example_of,
+    refuse,
+    uncollected,
+)
 from otel_limits.core.errors import ConfigurationError, LedgerError
 
 COMMANDS: Final = {
@@ -58,8 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     _disable_autoload()
     typed = sys.argv[1:] if arguments is None else arguments
-    parser = make_parser(typed[0] if typed else None)
-    options = parser.parse_args(arguments)
+    with uncollected():
+        parser = make_parser(typed[0] if typed else None)
+        options = parser.parse_args(arguments)
     if options.call is None:
         parser.print_help(sys.stderr)
         return USAGE_ERROR
