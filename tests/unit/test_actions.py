@@ -379,20 +379,34 @@ def test_kill_ends_a_stream(
     make_agent: MakeAgent, source: str, which: dict[str, Any], events: list[Event]
 ) -> None:
     """An in-flight response ends with `killed`; the next invocation is unaffected."""
+    streaming = threading.Event()
     enable(Limits(max_turns=50), observers=[events.append])
-    for _ in range(15):  # at other moments of the response
-        streaming = threading.Event()
-        agent = make_agent(Hanging(), callback_handler=lambda _=streaming, **__: _.set())
-        results: list[Any] = []
-        thread = threading.Thread(target=lambda _=results, to=agent: _.append(to("go")))
-        thread.start()
-        assert streaming.wait(10)
-        assert kill(**which) == 1
-        thread.join(10)
-        assert results[0].stop_reason == "killed"
-        assert otel_limits.is_synthetic(results[0].message)
-        agent.model = ScriptedModel([says("hello")])
-        assert agent("go").stop_reason == "end_turn"
+    agent = make_agent(Hanging(), callback_handler=lambda **_: streaming.set())
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(agent("go")))
+    thread.start()
+    assert streaming.wait(10)
+    assert kill(**which) == 1
+    thread.join(10)
+    assert results[0].stop_reason == "killed"
+    assert otel_limits.is_synthetic(results[0].message)
+    agent.model = ScriptedModel([says("hello")])
+    assert agent("go").stop_reason == "end_turn"
+
+
+def test_kill_between_two_events_ends_a_stream(make_agent: MakeAgent, source: str) -> None:
+    """The wait for the next one ends from within, so that the response counts."""
+    enable(Limits(max_turns=50))
+    killed: list[int] = []
+
+    def end(**told: Any) -> None:
+        if "data" in told and not killed:
+            killed.append(kill(all=True))
+
+    result = make_agent(Hanging(), callback_handler=end)("go")
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert (killed, stop.reason, stop.model_calls) == ([1], "killed", 1)
 
 
 def test_kill_by_trace(make_agent: MakeAgent, events: list[Event]) -> None:
