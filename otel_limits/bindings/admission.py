@@ -246,9 +246,7 @@ def _is_ours(task: asyncio.Task[Any] | None, others: int, error: BaseException) 
         return _cancellations_of(task) <= others
 
 
-# --- Admission of model calls by limits, trees and quotas, in any framework -----------------------
-# A binding knows where invocations and model calls begin and end, and how to stop them. This module
-# decides for all bindings which calls may be sent, and the action at a limit.
+# --- admission ------------------------------------------------------------------------------------
 
 IMMEDIATE: Final = (MAX_DURATION_STOP_REASON, KILLED_STOP_REASON)
 """Reasons that halt immediately, without a last answer or a question."""
@@ -608,7 +606,7 @@ def settle_call(run: Run, call: InFlightCall | None, error: BaseException | None
     run.calls.settle(call, failed=error is not None, aborted=aborted)
 
 
-# --- Errors by which a vendor reports that its own budget is spent --------------------------------
+# --- spent budgets at a vendor --------------------------------------------------------------------
 # They belong to the application first: its hooks, routers and middleware see them like any other
 # error, and can repeat the call with another vendor. Only an error that leaves the agent's loop
 # halts the agent, if a limit is in force.

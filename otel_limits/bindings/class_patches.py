@@ -93,7 +93,7 @@ def subclasses_of(owner: type) -> list[type]:
     return derived
 
 
-# --- Wraps functions of a framework with functions that are imported at the first call ------------
+# --- wrappers imported at the first call ----------------------------------------------------------
 
 
 def wrapped_at_first_call(module: str, name: str, original: Any) -> Any:
@@ -129,7 +129,7 @@ def _wrapped(module: str, name: str, original: Any) -> Any:
     return getattr(import_module(module), name)(original)
 
 
-# --- Calls functions once modules of a framework have been imported, by this or another thread ----
+# --- calls after an import ------------------------------------------------------------------------
 
 
 def when_imported(name: str, call: Callable[[Any], object]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.invocation import InvocationInProgress
 
 
-# --- Streams that the code which reads them also closes -------------------------------------------
+# --- streams closed by their reader ---------------------------------------------------------------
 
 
 def owned(stream: Any) -> Any:
@@ -63,7 +63,7 @@ class OwnedStream:
         await self.generator.aclose()
 
 
-# --- Wrappers of methods that run an agent, from its start to its end: four ways to run one -------
+# --- wrappers of methods that run an agent --------------------------------------------------------
 # Each takes a function that begins an invocation, with the arguments of the method; `None`, or an
 # error in it, means that there are no limits. It returns the wrapper of a method of one kind.
 
@@ -180,7 +180,8 @@ def follow_run_parts_async(begin: BeginRun) -> Wrapper:
     return wrap
 
 
-# --- the parts of a run: only what the agent's own code does belongs to it ------------------------
+# --- the parts of a run ---------------------------------------------------------------------------
+# Only what the agent's own code does belongs to it.
 
 
 class PartsOfRun:

@@ -122,7 +122,7 @@ def stops_of(result: Any) -> tuple[Stop, ...]:
     return next((stops for stops in found if stops), ())
 
 
-# --- Which agent frameworks are installed, and what to do about a missing one ---------------------
+# --- installed frameworks -------------------------------------------------------------------------
 
 
 def install_any() -> str:

@@ -218,7 +218,7 @@ def _editable_directory(origin: str) -> str:
     return url2pathname(urlsplit(installed["url"]).path) if is_editable else ""
 
 
-# --- Finds the names of a framework that are needed but missing, with and without importing it ----
+# --- releases and missing names -------------------------------------------------------------------
 
 
 def release(framework: Framework) -> str:

@@ -114,7 +114,7 @@ def json_value(value: object) -> object:
     return value if isinstance(value, (int, float)) else str(value)
 
 
-# --- Spans of invocations and model calls, for frameworks that make none --------------------------
+# --- spans for frameworks that make none ----------------------------------------------------------
 # They follow the semantic conventions of OpenTelemetry for generative AI
 # (<https://opentelemetry.io/docs/specs/semconv/gen-ai/>). Without a tracer provider they cost
 # nothing and lead nowhere.

@@ -1,7 +1,7 @@
 """A tool call in progress, in any framework: refused at a limit, run, worded for the model.
 
 A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The
-functions at the beginning wrap the method that runs it.
+functions before it wrap the method that runs it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Run
 
 
-# --- Words the result of a tool that called a halted agent for the model around that agent --------
+# --- results of tools that called a halted agent --------------------------------------------------
 
 EDGE: Final = r"""["']|\\n"""
 """Around a whole text within JSON: quotes, or the line breaks of its other lines."""
@@ -116,11 +116,7 @@ def _in_ascii_json(text: str) -> str:
     return json.dumps(text)[1:-1]
 
 
-# --- tool call ------------------------------------------------------------------------------------
-# A tool call in progress, in any framework: refused at a limit, run, and worded for the model.
-#
-# A binding's subclass of `ToolCallInProgress` says what a result of its framework is. The
-# functions at the beginning wrap the method that runs it.
+# --- one tool call --------------------------------------------------------------------------------
 
 Begin: TypeAlias = "Callable[..., ToolCallInProgress | None]"
 Wrapper: TypeAlias = "Callable[[Any], Any]"

@@ -315,7 +315,7 @@ def _tier(rate: Decimal | TieredPrices | None, prompt: int) -> Decimal | None:
     return reached[-1] if reached else rate.base
 
 
-# --- The date of the price list in use ------------------------------------------------------------
+# --- date of the price list -----------------------------------------------------------------------
 
 RELEASED: Final[Mapping[str, date]] = {
     "0.2.0": date(2026, 10, 29),
@@ -374,7 +374,8 @@ def list_date(version: str) -> date | None:
     return max((each for each in dates if each <= today()), default=None)
 
 
-# --- Where prices change: between two steps, calls with the same terms have the same rates --------
+# --- steps of prices ------------------------------------------------------------------------------
+# Between two steps, calls with the same terms have the same rates.
 
 
 class PriceSteps(NamedTuple):

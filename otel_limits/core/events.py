@@ -516,7 +516,8 @@ dictionary from event types to functions that handle them.
 """
 
 
-# --- The stop of a halted invocation as JSON, as its last message carries it ----------------------
+# --- the stop as JSON -----------------------------------------------------------------------------
+# As the last message of a halted invocation carries it.
 
 MARKER: Final = "otel_limits"
 """Key of the stop under a message's `metadata["custom"]`, which is never sent to a model."""

@@ -607,7 +607,7 @@ def require_shared(shared: str, limits: object) -> Limits:
     return limits
 
 
-# --- Where a limit is set: a variable, an option, or a line of a file or of the application -------
+# --- where a limit is set -------------------------------------------------------------------------
 
 PACKAGE: Final = "otel_limits"
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number, Tally
 
 
-# --- The message of a halt for the end user, as a policy sets it ----------------------------------
+# --- the message for end users --------------------------------------------------------------------
 
 HALT_MESSAGE_DEFAULT: Final = "This request could not be completed because {reason}."
 
@@ -76,7 +76,7 @@ HALT_MESSAGE: Final = CheckedKind[str](
 )
 
 
-# --- The policy of one agent, and the verdict that halts it ---------------------------------------
+# --- policy and verdict ---------------------------------------------------------------------------
 
 Action = Literal["observe", "halt", "wrap_up", "raise", "ask"]
 ACTIONS: Final[tuple[Action, ...]] = ("observe", "halt", "wrap_up", "raise", "ask")

@@ -242,7 +242,7 @@ NO_QUOTE: Final = Quote()
 """The quote for a call without tokens, and for all calls if there are no prices."""
 
 
-# --- The cost of a call that its response states: whether it is the price, and how far it is off --
+# --- the cost that a response states --------------------------------------------------------------
 
 STATED: Final = "stated"
 """Source of a price that the vendor states; its version is the vendor's name."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_limits.vendors.records import Premium
 
 
-# --- The vendor of a model call, and its name for the model, from model ID and provider -----------
+# --- vendor and name of a model -------------------------------------------------------------------
 
 BEDROCK: Final = re.compile(
     r"([a-z-]+\.)?(ai21|amazon|anthropic|cohere|deepseek|google|luma|meta|minimax|mistral"
@@ -156,7 +156,7 @@ def _bare_id(reference: str, vendor: str) -> str:
     return found[1] if found and vendor == "google" else reference
 
 
-# --- Pricing terms of a request: everything but tokens that its price depends on ------------------
+# --- pricing terms of a request -------------------------------------------------------------------
 
 ONE_HOUR: Final = "1h"
 FIVE_MINUTES: Final = "5m"
@@ -431,7 +431,7 @@ def named_tier(tier: str) -> str:
     return STANDARD if name in STANDARDS else name
 
 
-# --- Where a call is processed, and what that adds to its price -----------------------------------
+# --- region and premium ---------------------------------------------------------------------------
 
 NO_PREMIUM: Final = Decimal(1)
 

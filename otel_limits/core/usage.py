@@ -236,7 +236,7 @@ class Tally:
         return self.input + self.output
 
 
-# --- The state of one quota key, as shown to the application --------------------------------------
+# --- state of a quota -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -258,7 +258,7 @@ def shown_call(
     )
 
 
-# --- The names of spans that are invocations: those of a framework, and our own -------------------
+# --- names of spans of invocations ----------------------------------------------------------------
 
 
 # By names, not by attributes: Strands sets attributes after a span has started, and its invocation

@@ -97,7 +97,8 @@ def sdk_provider(provider: object) -> TracerProvider | None:
     return None
 
 
-# --- The tracer provider of a process that has none: the program can still set its own ------------
+# --- the provider of a process that has none ------------------------------------------------------
+# The program can still set its own.
 
 logger = logging.getLogger("otel_limits")
 
@@ -244,7 +245,7 @@ def _do_once(
         return True
 
 
-# --- The OpenTelemetry resource that describes the process ----------------------------------------
+# --- resource of the process ----------------------------------------------------------------------
 
 
 @functools.cache

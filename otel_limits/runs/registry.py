@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import AdmissionRequest, InFlightCall
 
 
-# --- Which invocation or group, and which model call, the current task or thread works for --------
+# --- the current invocation or group --------------------------------------------------------------
 
 
 class TaskScope:
@@ -129,7 +129,7 @@ def leave_all() -> None:
         otel_context.attach(otel_context.set_value(FOR_THREADS, None))
 
 
-# --- the model call around it ---------------------------------------------------------------------
+# --- the current model call -----------------------------------------------------------------------
 
 
 class EnclosingCall:
@@ -161,7 +161,7 @@ def enclosing_call_of(run: Run) -> InFlightCall | None:
     return within.call if within is not None and within.run is run else None
 
 
-# --- The registry of active invocations: the only mutable shared state ----------------------------
+# --- the registry ---------------------------------------------------------------------------------
 
 MAX_LIVE: Final = 10_000
 """Maximum number of active invocations; starting another one evicts the oldest."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall
 
 
-# --- Detects spans that show the same response, by its ID -----------------------------------------
+# --- spans of the same response -------------------------------------------------------------------
 
 MOST: Final = 10_000
 """Responses that are kept; later ones count as new."""
@@ -56,7 +56,8 @@ class SeenResponses:
             self._shown.setdefault(response_id, set()).add((instrumentation, tokens))
 
 
-# --- Spans of an invocation and their nesting: nested spans of one model call count once ----------
+# --- spans of one invocation ----------------------------------------------------------------------
+# Nested spans of one model call count once.
 
 MOST_ENDED: Final = 1_000
 """Ended spans of one invocation that are kept, the latest ones."""
@@ -168,7 +169,7 @@ class UnreportedCall:
         mine.answer_estimate = max(mine.answer_estimate, other.answer_estimate)
 
 
-# --- Which invocation a span belongs to: that of its parent span, or of the task that started it --
+# --- the invocation of a span ---------------------------------------------------------------------
 
 
 class Spans(Generic[RunT]):

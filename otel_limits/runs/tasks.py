@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-# --- Records of interrupted tasks: one text each, which a framework keeps with the interrupt ------
+# --- records of interrupted tasks -----------------------------------------------------------------
+# One text each, which a framework keeps with the interrupt.
 # A record comes back from a store, where it may have been changed.
 
 VERSION: Final = 1
@@ -186,7 +187,7 @@ def _refuse(name: str) -> NoReturn:
 
 
 # --- tasks ----------------------------------------------------------------------------------------
-# Tasks: the usage that limits look at, over an invocation and those that answer its interrupts.
+# The usage that limits look at, over an invocation and those that answer its interrupts.
 
 UNKNOWN: Final = object()
 """The input of an invocation that the binding does not know."""

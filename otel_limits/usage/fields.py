@@ -16,7 +16,7 @@ from otel_limits.core.usage import MAX_TOKENS
 from otel_limits.vendors.facts import facts
 from otel_limits.vendors.records import Rest, UsageRule, vendors
 
-# --- Parses a number of tokens from any value that vendors and client libraries report ------------
+# --- numbers of tokens ----------------------------------------------------------------------------
 
 DIGITS: Final = len(str(MAX_TOKENS))
 
@@ -49,7 +49,7 @@ def token_count(value: object) -> int | None:
     return count if 0 <= count <= MAX_TOKENS else None
 
 
-# --- The meaning of the name of a count, by its words: rules, and a list of exceptions only -------
+# --- the meaning of a name ------------------------------------------------------------------------
 
 REMEMBERED_PATHS: Final = 2_048
 """Cached names; those of a span's attributes can come from outside."""
@@ -268,7 +268,7 @@ OF_CACHE: Final[Mapping[frozenset[str], str]] = {
 """The reported parts of a cache."""
 
 
-# --- Reads the counts of a usage, in any spelling, nesting and order ------------------------------
+# --- the counts of a usage ------------------------------------------------------------------------
 
 MAX_DEPTH: Final = 5
 """Maximum nesting of a count; the deepest known one is three levels down."""

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.vendors.records import MediaRule
 
 
-# --- Reads the size of an image, the pages of a PDF, and the duration of audio and video ----------
-
-# --- images ---------------------------------------------------------------------------------------
+# --- size of an image -----------------------------------------------------------------------------
 
 PNG: Final = b"\x89PNG\r\n\x1a\n"
 GIFS: Final = (b"GIF87a", b"GIF89a")
@@ -80,7 +78,7 @@ def _little(part: bytes) -> int:
     return int.from_bytes(part, "little")
 
 
-# --- PDF ------------------------------------------------------------------------------------------
+# --- pages of a PDF -------------------------------------------------------------------------------
 
 PAGE: Final = re.compile(rb"/Type\s*/Page(?![a-zA-Z])")
 OBJECTS: Final = re.compile(rb"/Type\s*/ObjStm\b[^>]{0,1000}>>\s*stream\r?\n")
@@ -110,7 +108,7 @@ def _packed(data: bytes) -> Iterator[bytes]:
             continue
 
 
-# --- audio and video ------------------------------------------------------------------------------
+# --- duration of audio and video ------------------------------------------------------------------
 
 HEADER: Final = 1 << 20
 """Bytes at the start and at the end that are searched for a header."""
@@ -222,7 +220,7 @@ CONTAINERS: Final[tuple[tuple[int, bytes, Callable[[bytes], float | None]], ...]
 """Offset and signature of each container, with its reader."""
 
 
-# --- Estimates the tokens of images, documents, audio and video, by each vendor's rule ------------
+# --- tokens by each vendor's rule -----------------------------------------------------------------
 
 VIDEO: Final = 263.0
 """Tokens per second, without sound: https://ai.google.dev/gemini-api/docs/tokens."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from otel_limits.core.events import CallKind
 
 
-# --- Reads the fields of a usage that decide its price without being tokens -----------------------
+# --- fields that decide the price -----------------------------------------------------------------
 
 
 @functools.cache
@@ -92,8 +92,7 @@ def _at(raw: object, path: Iterable[str]) -> object:
     return raw if isinstance(raw, (bool, int, float, Decimal, str)) else None
 
 
-# --- Normalize vendor usage into one record type --------------------------------------------------
-# Used for streams, spans and imported files.
+# --- one record of any usage ----------------------------------------------------------------------
 
 HOLDERS: Final = ("usage", "usage_metadata", "usageMetadata", "metrics")
 """Where a response contains its usage; Ollama's is at the top level."""

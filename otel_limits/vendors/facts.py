@@ -39,7 +39,7 @@ def hook_directories() -> list[str]:
     return [str(Path(__file__).parent)]
 
 
-# --- Prices on which two lists agree or disagree --------------------------------------------------
+# --- prices on which two lists disagree -----------------------------------------------------------
 
 
 class ComparedPrices(NamedTuple):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.vendors.images import ImageRule
 
 
-# --- The record of a vendor: its names, and how it counts and bills -------------------------------
+# --- one vendor -----------------------------------------------------------------------------------
 
 Cached: TypeAlias = Literal["inside", "outside", "by total"]
 """Whether the input contains cached tokens; `by total` if only the total reveals it."""
@@ -152,7 +152,7 @@ class Vendor:
     """False if its models are on no price list under this name."""
 
 
-# --- All vendors, read from their files on first use, and the tables that follow from them --------
+# --- all vendors ----------------------------------------------------------------------------------
 
 VENDORS: Final = (
     "anthropic", "google", "aws", "sagemaker", "openai", "azure", "local", "ollama-cloud",

@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall
 
 
-# --- Reads answers that a model streams while a method that returns whole answers runs ------------
-# LangChain does so if a reader of the graph asks for messages or events, and shows the parts to
-# callbacks only.
+# --- answers streamed within a method that returns whole ones -------------------------------------
+# LangChain streams them if a reader of the graph asks for messages or events, and shows the parts
+# to callbacks only.
 
 
 class AnswerEndedError(BaseException):
@@ -101,7 +101,7 @@ def with_reader(callbacks: Any, reader: AnswerReader) -> Any:
     return manager
 
 
-# --- Tracks every model call of LangChain: what its requests, answers and ends are ----------------
+# --- requests -------------------------------------------------------------------------------------
 
 ASKED: Final = ("input", "messages", "prompts", "prompt")
 """Names of the first argument of a model's methods."""
@@ -118,9 +118,6 @@ WITH_TOOLS: Final = (
     *("functions", "function_call", "response_format"),
 )
 """Options of a request that its last answer does without."""
-
-
-# --- one request ----------------------------------------------------------------------------------
 
 
 def request_for(model: Any, *args: Any, **options: Any) -> ChatRequest | None:
@@ -415,7 +412,7 @@ def _metadata() -> Mapping[str, Any]:
     return ensure_config().get("metadata") or {}
 
 
-# --- chat events ----------------------------------------------------------------------------------
+# --- events of a model ----------------------------------------------------------------------------
 # Tracks `stream_events(version="v3")` of a model, which calls none of its other public methods.
 
 VERSION = "v3"

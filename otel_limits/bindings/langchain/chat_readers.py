@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import UsageRecord
 
 
-# --- Reads the provider and the ID of LangChain's models ------------------------------------------
+# --- provider and ID of a model -------------------------------------------------------------------
 
 PACKAGES: Final[Mapping[str, str]] = {
     "langchain_anthropic": "anthropic",
@@ -104,7 +104,7 @@ def _properties_of(model: type) -> frozenset[str]:
     return frozenset(name for name in MODEL_IDS for each in model.__mro__ if name in vars(each))
 
 
-# --- Reads the pricing terms of a request from the settings of its model --------------------------
+# --- pricing terms --------------------------------------------------------------------------------
 
 CONTENT: Final = operator.attrgetter("content")
 
@@ -279,7 +279,7 @@ def _is_audio(block: Mapping[str, Any]) -> bool:
     return block.get("type") in ("audio", "input_audio") or str(mime).startswith("audio/")
 
 
-# --- Reads LangChain's requests and messages ------------------------------------------------------
+# --- requests and messages ------------------------------------------------------------------------
 
 OUTPUT_CAPS: Final = (
     "max_tokens",
@@ -529,7 +529,8 @@ def is_cached(message: Any) -> bool:
     return bool(usage and usage.get("total_cost") == 0)
 
 
-# --- Adds sentences for the model to a request, without changing the graph's messages -------------
+# --- notes for the model --------------------------------------------------------------------------
+# They change a request, never the messages of the graph.
 
 NO_RESULT: Final = "[The tool returned nothing.]"
 

@@ -145,7 +145,8 @@ def _last_tools_in(messages: Sequence[Any]) -> set[str]:
     return shown
 
 
-# --- Decides which model call of a graph can be its last answer (`wrap_up`), or only formats one --
+# --- the last answer ------------------------------------------------------------------------------
+# Which model call of a graph can be it (`wrap_up`), or only formats one.
 # The answer is text without tool calls. An agent's own loop ends with it, and so does a loop of
 # tools that was written by hand. Any other node expects something else of its call, such as a
 # route, and its graph would continue with nothing.
@@ -279,7 +280,7 @@ def _followers(builder: Any, node: str) -> set[str]:
     return followers | {target for sources, target in builder.waiting_edges if node in sources}
 
 
-# --- Tracks the tools that a model has requested: refused at a limit, recorded when they end ------
+# --- tools ----------------------------------------------------------------------------------------
 
 
 def _begun(tool: Any, asked: Any, *_: Any, **options: Any) -> RunningGraphTool | None:

@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import Task
 
 
-# --- graph records --------------------------------------------------------------------------------
-# Keeps the tasks of an interrupted graph in its checkpoint, where LangGraph keeps the interrupt.
-#
-# As writes of the checkpoint that belong to no task of the graph, so LangGraph applies them
-# nowhere.
+# --- tasks in a checkpoint ------------------------------------------------------------------------
+# LangGraph keeps the interrupt there, too. Our writes belong to no task of the graph, so it applies
+# them nowhere.
 
 CHANNEL: Final = "otel_limits:"
 """Prefix of the names of our writes; the rest is the key of an interrupt."""
@@ -100,7 +98,7 @@ def _recall(saved: CheckpointTuple | None) -> None:
     )
 
 
-# --- Requests more budget from a human through an interrupt of a graph, and reads the answer ------
+# --- questions to a human -------------------------------------------------------------------------
 
 NAME: Final = "otel_limits"
 """Value of `name` in our questions."""
@@ -128,7 +126,7 @@ class Resumed:
     """IDs of all its interrupts: an agent whose own is not answered yet ends with it again."""
 
 
-# --- before an invocation ----------------------------------------------------------------
+# --- the answer, before an invocation -------------------------------------------------------------
 
 
 @suppress_errors("binding")
@@ -263,7 +261,7 @@ def can_ask(graph: Any, configurable: Mapping[str, Any], parent: GraphInvocation
     return isinstance(graph.checkpointer, BaseCheckpointSaver)
 
 
-# --- at a model call ------------------------------------------------------------------------------
+# --- the question, at a model call ----------------------------------------------------------------
 
 
 @suppress_errors("binding")

@@ -64,7 +64,8 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import Task
 
 
-# --- Lets the nodes next to a halted one finish, as their model calls were paid for ---------------
+# --- nodes next to a halted one -------------------------------------------------------------------
+# They finish, as their model calls were paid for.
 
 NODE: Final = "graph:step:"
 """How the tag of a node's own run begins, which callbacks and traces get."""
@@ -109,16 +110,13 @@ def with_node_ends(graph: Any, config: Mapping[str, Any] | None) -> Mapping[str,
     return {**(config or {}), "callbacks": callbacks}
 
 
-# --- Follows the invocations of graphs: their begin, each step, and their end ---------------------
+# --- wrappers of a graph's methods ----------------------------------------------------------------
 
 Saved: TypeAlias = "tuple[Any, list[list[StateUpdate]]]"
 
 UNNAMED: Final = (
     f"All graphs without a name share {DEFAULT_NAME!r}: set name= in create_agent() or compile()."
 )
-
-
-# --- wrappers of a graph's methods ----------------------------------------------------------------
 
 
 def track_stream(original: Any) -> Any:

@@ -250,8 +250,9 @@ def _mark_of(message: Any) -> AIMessageChunk:
     return AIMessageChunk(content="", id=message.id, response_metadata=metadata)
 
 
-# --- Shows a halt in the events of `astream_events`, which LangChain makes from its callbacks -----
-# Those see the end of a halted graph as an error, for which there is no event.
+# --- the halt in `astream_events` -----------------------------------------------------------------
+# LangChain makes these events from its callbacks. Those see the end of a halted graph as an error,
+# for which there is no event.
 
 ENDS: Final[contextvars.ContextVar[list[Any] | None]] = contextvars.ContextVar(
     "otel_limits_graph_ends", default=None

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
 
 
-# --- private graph names --------------------------------------------------------------------------
-# Every private name of LangGraph that is used, with its reason and the consequence without it.
+# --- private names of LangGraph -------------------------------------------------------------------
+# Each with its reason, and the consequence without it.
 
 TASK: Final = "__pregel_task_id"
 """Key of a configuration that LangGraph passes to the graphs within a node.
@@ -43,7 +43,7 @@ def has_task() -> bool:
     return getattr(constants, CONSTANT, None) == TASK
 
 
-# --- Checks that all used names of LangChain and LangGraph exist ----------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 KNOWN: Final = frozenset(
     {
@@ -84,7 +84,7 @@ def _other_gaps(framework: Framework) -> Iterator[Gap]:
             )
 
 
-# --- Every private name of LangChain's model packages that is used, with its reason ---------------
+# --- private names of model packages --------------------------------------------------------------
 
 OF_OPENAI: Final = "_convert_chunk_to_generation_chunk"
 """Of langchain-openai, and of the packages built on it."""

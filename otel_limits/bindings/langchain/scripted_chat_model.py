@@ -139,7 +139,8 @@ def _chunks(answer: Answer, call: int) -> Iterator[AIMessageChunk]:
         yield AIMessageChunk(content="", usage_metadata=_usage(answer))
 
 
-# --- Graphs of the commands `doctor` and `demo`, of LangGraph alone: LangChain may be missing -----
+# --- graphs of `doctor` and `demo` ----------------------------------------------------------------
+# Of LangGraph alone, as LangChain may be missing.
 
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import InterruptedTasks
 
 
-# --- Recounts what a run has used from its own state, when the record of its task is lost ---------
+# --- tasks whose record is lost -------------------------------------------------------------------
+# What a run has used is recounted from its own state.
 
 
 def task_of(identity: str, state: Mapping[str, Any]) -> Task:
@@ -68,7 +69,7 @@ def _count(value: object) -> int:
     return max(value, 0) if isinstance(value, int) else 0
 
 
-# --- Keeps the tasks of an interrupted run in its state, from which the SDK itself continues it ---
+# --- tasks in the state of a run ------------------------------------------------------------------
 # The state has a record of the tools that each agent has used. The SDK ignores what it says about
 # agents that do not exist, and writes and reads it with the rest of the state.
 
@@ -187,7 +188,7 @@ def _report_missing(agent: str) -> None:
         )
 
 
-# --- One run of the SDK: its agents, of which one is active, and its end --------------------------
+# --- runs and their agents ------------------------------------------------------------------------
 
 HANDOFF: Final = "handoff"
 """Reason for the end of an agent whose run another agent has ended."""

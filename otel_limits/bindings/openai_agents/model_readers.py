@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import UsageRecord
 
 
-# --- The arguments of a call of a model, by name and by position ----------------------------------
+# --- arguments of a call --------------------------------------------------------------------------
 
 POSITIONS: Final = {
     "system_instructions": 0,
@@ -67,7 +67,7 @@ class RequestArguments:
             self.named[name] = value
 
 
-# --- Reads the SDK's requests and responses -------------------------------------------------------
+# --- the request ----------------------------------------------------------------------------------
 
 OPENAI: Final = "openai"
 PROVIDERS: Final[Mapping[str, str]] = {
@@ -83,16 +83,9 @@ AZURE: Final = "AsyncAzure"
 MODEL_CLASSES: Final = 32
 """Number of model classes whose provider is cached."""
 
-USAGE: Final = OPENAI
-"""The SDK writes all usage like OpenAI: cached tokens are part of the input
-(openai-agents, usage.py)."""
 
-SUMS: Final = ("input_tokens", "output_tokens", "total_tokens")
 SCHEMAS: Final = ("response_format", "text", "metadata", "extra_headers")
 """Settings whose properties may have any name."""
-
-
-# --- the request ----------------------------------------------------------------------------------
 
 
 def call_to(
@@ -219,6 +212,12 @@ def _terms_of(model: Any, provider: str, request: RequestArguments) -> PricingTe
 
 # --- the response ---------------------------------------------------------------------------------
 
+USAGE: Final = OPENAI
+"""The SDK writes all usage like OpenAI: cached tokens are part of the input
+(openai-agents, usage.py)."""
+
+SUMS: Final = ("input_tokens", "output_tokens", "total_tokens")
+
 
 def with_raw_usage(settings: Any, model: Any) -> Any:
     """Return the settings of a request with which the SDK keeps the vendor's usage."""
@@ -313,7 +312,8 @@ def _field(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
-# --- Adds sentences for the model to a request, without changing the items of the run -------------
+# --- notes for the model --------------------------------------------------------------------------
+# They change a request, never the items of the run.
 
 NO_RESULT: Final = "[The tool returned nothing.]"
 RESULT: Final = "function_call_output"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Framework
 
 
-# --- Every private name of the SDK that is used, each with its reason and its fallback ------------
+# --- private names --------------------------------------------------------------------------------
 
 TOOLS: Final = "agents.run_internal.tool_execution"
 """The module that calls function tools."""
@@ -70,7 +70,7 @@ def refused_result(text: str) -> Any:
     return getattr(agents.tool, RESULT)(**{OUTPUT: text, IS_ERROR: True})
 
 
-# --- Checks that all used names of the OpenAI Agents SDK exist ------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 PRIVATE: Final = {TOOLS: INVOKE, "agents.tool": RESULT}
 """Private names without which tools are not tracked."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
 
 
-# --- Learns from the SDK's own hooks which agent of a run is active, and what its loop sends ------
+# --- hooks for the active agent -------------------------------------------------------------------
 
 
 class ActiveAgentHooks(RunHooks):
@@ -73,7 +73,7 @@ for _name in vars(RunHooksBase):
         setattr(ActiveAgentHooks, _name, _passed_on(_name))
 
 
-# --- Tracks the SDK's runs: each call of `AgentRunner.run` and `run_streamed` ---------------------
+# --- `AgentRunner.run` and `run_streamed` ---------------------------------------------------------
 
 TRIPWIRES = (
     InputGuardrailTripwireTriggered,

@@ -175,7 +175,7 @@ def _streamed_usage(answer: Answer) -> ResponseUsage | None:
     )
 
 
-# --- Agents of the commands `doctor` and `demo` ---------------------------------------------------
+# --- agents of `doctor` and `demo` ----------------------------------------------------------------
 
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:

@@ -1,8 +1,8 @@
 """Tracks and halts Strands agents.
 
 `strands_framework` is its interface to other packages; no module in here imports it. `patches`
-intercepts the start and end of invocations, and `attach` adds hooks (`leg_hooks`, `tool_hooks`) and
-`middleware` to an agent.
+intercepts the start and end of invocations, and `agent_hooks` adds its hooks and `middleware` to an
+agent.
 
 It differs from other frameworks in this:
 

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides, Policy
 
 
-# --- Hooks for legs, model calls and messages -----------------------------------------------------
+# --- legs, model calls and messages ---------------------------------------------------------------
 
 
 @suppress_errors("binding")
@@ -202,7 +202,8 @@ def _look_at_turn(agent: Agent, invocation: StrandsInvocation, message: Message)
         apply_halt(agent, invocation, message, invocation.wrapping, taken)
 
 
-# --- Hooks for the tools of a turn: admitted in request order, recorded when all have ended -------
+# --- tools of a turn ------------------------------------------------------------------------------
+# Admitted in the order of the requests, recorded when all have ended.
 
 
 @suppress_errors("binding")
@@ -332,7 +333,7 @@ def _ends_anyway(invocation: StrandsInvocation, event: AfterToolsEvent) -> bool:
     )
 
 
-# --- Attaches to agents through Strands' public `add_hook` and `add_middleware` -------------------
+# --- attaching to an agent ------------------------------------------------------------------------
 
 Hooks: TypeAlias = "tuple[tuple[Any, Callable[[Any], Any], float], ...]"
 """Event types, their handlers, and the order of each."""

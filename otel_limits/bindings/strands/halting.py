@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
 
-# --- Last answers: ends the loop with a model's answer, or with our message if that is empty ------
+# --- last answers ---------------------------------------------------------------------------------
+# The loop ends with the model's answer, or with our message if that is empty.
 
 GO_ON: Final = frozenset(("tool_use", "cancelled"))
 """Stop reasons of a last answer that stay: requested tools need their results, and Strands inserts
@@ -209,7 +210,7 @@ def _has_content(block: ContentBlock) -> bool:
     return "reasoningContent" not in block and bool(block.get("text", "more than text").strip())
 
 
-# --- Applies halts to an agent's conversation and span --------------------------------------------
+# --- halts in a conversation and its span ---------------------------------------------------------
 
 
 class RefusedError(InterruptException):

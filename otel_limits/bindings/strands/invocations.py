@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import Task
 
 
-# --- Requests more budget from a human through an interrupt of Strands, and reads the answer ------
+# --- questions to a human -------------------------------------------------------------------------
 
 NAME: Final = "otel_limits"
 """Name of our interrupts, the prefix of their IDs, and our key in what Strands keeps with them."""
@@ -196,7 +196,8 @@ def declined_verdict(answer: Interrupt | None) -> Verdict | None:
     return None if answer is None else extensions.declined_verdict(answer.reason, answer.response)
 
 
-# --- Tool calls of one turn by position, as some models use one ID for several of them ------------
+# --- tools of a turn ------------------------------------------------------------------------------
+# By position, as some models use one ID for several calls.
 
 HANDOFF: Final = "handoff_to_agent"
 """The tool that each agent of a `Swarm` has, by its documentation."""
@@ -363,7 +364,7 @@ class _AnnotatingQueue(wrapt.ObjectProxy):  # type: ignore[type-arg]
             event.metadata = {**(event.metadata or {}), MARKER: self._self_stops[-1]}
 
 
-# --- Invocations of Strands agents in progress: their start, state and end ------------------------
+# --- invocations ----------------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
 
-# --- Halts of agents that another agent's loop has started, and results for tools that never ran --
+# --- halts within another agent's loop ------------------------------------------------------------
 
 
 @suppress_errors("binding")
@@ -105,7 +105,7 @@ def results_for(messages: Sequence[Message], text: str) -> Message | None:
     return {"role": "user", "content": results}
 
 
-# --- Middleware for legs, which sets stop reasons, and for the responses that they request --------
+# --- a leg ----------------------------------------------------------------------------------------
 
 if TYPE_CHECKING:
     Next = MiddlewareNext[Any, Any]
@@ -113,9 +113,6 @@ if TYPE_CHECKING:
 
 # Events of a leg that show its progress.
 MILESTONES: Final = frozenset((StartEventLoopEvent, StructuredOutputEvent, EventLoopStopEvent))
-
-
-# --- a leg ----------------------------------------------------------------------------------------
 
 
 class LegWait(Wait):

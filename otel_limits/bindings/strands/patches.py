@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Group, Run
 
 
-# --- Patches the methods of model classes that call providers, and restores them ------------------
+# --- classes of models ----------------------------------------------------------------------------
 
 MODEL_METHODS: Final = ("stream", "structured_output")
 """The methods of a model that call its provider."""
@@ -93,7 +93,7 @@ class ModelPatcher:
                     self._patches.wrap(owner, name, reads_usage(usage_in_chunk))
 
 
-# --- Keeps the context of a stream apart from that of its reader ----------------------------------
+# --- the context of a stream ----------------------------------------------------------------------
 # Python runs an asynchronous generator in the context of its reader, so whatever the generator sets
 # there would stay between two events, and after the reader has left the stream. Agents and spans
 # that the reader starts would then belong to the agent whose stream it reads.
@@ -167,7 +167,7 @@ def keep_apart(
     return stream_async
 
 
-# --- Patches Strands' classes to intercept invocations, groups and model calls --------------------
+# --- classes of Strands ---------------------------------------------------------------------------
 
 
 class ClassPatcher:

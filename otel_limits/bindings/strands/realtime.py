@@ -434,14 +434,15 @@ def _note_error(closing: asyncio.Task[None]) -> None:
         closing.exception()
 
 
-# --- Hooks for the tools of a realtime agent, which run while the model continues -----------------
+# --- tools ----------------------------------------------------------------------------------------
+# They run while the model continues.
 
 
 def attach_realtime_hooks(agent: BidiAgent) -> None:
     """Attach to a realtime agent. Idempotent."""
     event = MessageAddedEvent(agent=agent, message={"role": "user", "content": []})
     if message_added not in list(agent.hooks.get_callbacks_for(event)):
-        # As for other agents: see `HOOKS` in `attach`.
+        # As for other agents: see `HOOKS` in `agent_hooks`.
         agent.add_hook(message_added, MessageAddedEvent, order=FIRST)
         agent.add_hook(before_tool, BeforeToolCallEvent, order=LAST)
         agent.add_hook(after_tool, AfterToolCallEvent, order=LAST)
@@ -539,7 +540,7 @@ def _end_batch(realtime: RealtimeInvocation, batch: RealtimeBatch) -> None:
     realtime.check()
 
 
-# --- Wraps the public methods of realtime agents (`BidiAgent`), to limit them ---------------------
+# --- wrappers of public methods -------------------------------------------------------------------
 
 
 def track_start(original: Any) -> Any:

@@ -42,7 +42,7 @@ from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import MESSAGE, as_json, tokens_of_text
 from otel_limits.vendors.records import HIDDEN_REGION
 
-# --- Determines the region of a request from settings, client, address or variables ---------------
+# --- region ---------------------------------------------------------------------------------------
 
 LITELLM_VERTEX: Final = "us-central1"
 """LiteLLM's default for Google: litellm, llms/vertex_ai/vertex_llm_base.py,
@@ -125,7 +125,7 @@ def _texts(*found: object) -> Iterator[str]:
     return (each for each in found if isinstance(each, str) and each)
 
 
-# --- Reads the pricing terms of a request from the settings of its model --------------------------
+# --- pricing terms --------------------------------------------------------------------------------
 
 CACHED: Final = ("cache_config", "cache_tools")
 CACHE_TTLS: Final = ("tools_ttl", "system_prompt_ttl")
@@ -235,7 +235,7 @@ def _addresses(model: Any) -> list[str]:
     return [str(each) for each in told if each]
 
 
-# --- Projects the input tokens of a model call from its messages ----------------------------------
+# --- projected input ------------------------------------------------------------------------------
 
 COPIED_DEPTH: Final = 10
 """Maximum nesting of contents; a tool result in a message is seven levels deep."""
@@ -470,7 +470,7 @@ PASSED_OVER: Final = frozenset(
 """Fields that are not sent to models, or are free."""
 
 
-# --- Describes a model call before it is sent: its input, and the cap on its output ---------------
+# --- the model call -------------------------------------------------------------------------------
 
 OUTPUT_CAPS: Final = (
     "max_tokens",

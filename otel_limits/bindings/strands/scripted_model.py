@@ -113,7 +113,7 @@ def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:
         yield {"metadata": {"usage": usage, "metrics": {"latencyMs": 1}}}
 
 
-# --- Agents of the commands `doctor` and `demo` ---------------------------------------------------
+# --- agents of `doctor` and `demo` ----------------------------------------------------------------
 
 
 def run_script(run: ScriptedRun) -> tuple[int, str]:
