@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.admission import (
     IMMEDIATE,
-    InvocationEndedError,
     Refusal,
-    Wait,
     admit_side_call,
     can_be_extended,
     settle_call,
-    wait_for,
 )
 from otel_limits.bindings.extensions import report_not_asked
 from otel_limits.bindings.followed_runs import OwnedStream, owned
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, requester_of_task
 from otel_limits.bindings.span_writer import write_call_span, write_halt
+from otel_limits.bindings.waits import InvocationEndedError, Wait, wait_for
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
 from otel_limits.core.texts import (

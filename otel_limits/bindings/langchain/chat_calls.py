@@ -13,7 +13,6 @@ from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler, 
 from langchain_core.messages import AIMessage, AIMessageChunk, convert_to_messages
 from langchain_core.runnables.config import ensure_config, merge_configs
 
-from otel_limits.bindings.admission import InvocationEndedError
 from otel_limits.bindings.invocation import requester_of_task
 from otel_limits.bindings.langchain.chat_readers import (
     answer_in,
@@ -44,6 +43,7 @@ from otel_limits.bindings.model_call import (
     follow_parts,
     follow_parts_async,
 )
+from otel_limits.bindings.waits import InvocationEndedError
 from otel_limits.core.internal_errors import (
     report_suppressed,
     suppress_errors,

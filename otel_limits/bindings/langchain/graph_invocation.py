@@ -146,7 +146,7 @@ def _last_tools_in(messages: Sequence[Any]) -> set[str]:
 
 
 # --- the last answer ------------------------------------------------------------------------------
-# Which model call of a graph can be it (`wrap_up`), or only formats one.
+# Which model call of a graph answers last (`wrap_up`), or only formats an answer.
 # The answer is text without tool calls. An agent's own loop ends with it, and so does a loop of
 # tools that was written by hand. Any other node expects something else of its call, such as a
 # route, and its graph would continue with nothing.

@@ -10,9 +10,6 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.admission import (
-    InvocationEndedError,
-    PendingWaits,
-    Wait,
     halt_from_error,
     is_halted_by_vendor,
     limits_run,
@@ -49,6 +46,7 @@ from otel_limits.bindings.strands.private import (
 )
 from otel_limits.bindings.strands.readers import note_answer
 from otel_limits.bindings.strands.requests import call_by_context, redescribe
+from otel_limits.bindings.waits import InvocationEndedError, PendingWaits, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import not_run_note

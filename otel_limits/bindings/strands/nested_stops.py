@@ -1,31 +1,23 @@
-"""Stops of the agents within a result: of a graph, a swarm, a delegation or an A2A client.
+"""Stops of the agents within a result: of a graph, a swarm or a delegation.
 
 Such a result looks like any other, although an agent within it was halted.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.strands.marks import INNER, mark, stops_of
+from otel_limits.bindings.strands.marks import INNER, stops_of
 from otel_limits.bindings.tool_call import is_text_of_halt
-from otel_limits.core.events import MARKER, Stop, breach_from_json, stop_to_json
+from otel_limits.core.events import Stop, stop_to_json
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.limits import STOP_REASONS
-from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_operator
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, MutableMapping, Sequence
+    from collections.abc import Mapping, MutableMapping, Sequence
 
-    from strands.agent.a2a_agent import A2AAgent
     from strands.hooks import AfterToolsEvent
 
     from otel_limits.bindings.strands.invocations import StrandsInvocation
-
-HALTS: Final = ("halted", "wrapped_up", "raised", "killed")
-"""Actions of a halt at the other end of A2A."""
 
 
 # --- graphs and swarms ----------------------------------------------------------------------------
@@ -105,59 +97,3 @@ def put_delegated(invocation: StrandsInvocation, message: MutableMapping[str, An
         if any(is_text_of_halt(text, child, verdict) for child, verdict in halts):
             inner["synthetic"] = True
         message["metadata"] = {**metadata, "custom": {**metadata.get("custom", {}), **inner}}
-
-
-# --- A2A ------------------------------------------------------------------------------------------
-
-
-def track_client(
-    original: Callable[..., AsyncGenerator[Any, None]],
-) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Wrap the stream of an A2A client, whose server may report a halt."""
-
-    @functools.wraps(original)
-    async def stream_async(
-        client: A2AAgent, *args: Any, **kwargs: Any
-    ) -> AsyncGenerator[Any, None]:
-        report, events = None, original(client, *args, **kwargs)
-        try:
-            async for event in events:
-                report = _report_in(event) or report
-                if report is not None and "result" in event:
-                    _put_remote(client, event["result"], report)
-                yield event
-        finally:
-            await events.aclose()
-
-    return stream_async
-
-
-@suppress_errors("binding")
-def _report_in(event: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the report of a halt in an event of the protocol: an update, or its task."""
-    found = event.get("event")
-    for each in found if isinstance(found, tuple) else (found,):
-        metadata = getattr(each, "metadata", None)
-        report = metadata.get(MARKER) if isinstance(metadata, dict) else None
-        if isinstance(report, dict) and report.get("action") in HALTS:
-            return report if report.get("reason") in STOP_REASONS else None
-    return None
-
-
-@suppress_errors("binding")
-def _put_remote(client: A2AAgent, result: Any, report: Mapping[str, Any]) -> None:
-    """Write the halt that a server reports into the result of its client."""
-    agent, reason, action = client.name or "", report["reason"], report["action"]
-    known = {name: report.get(name) for name in ("limit", "cap", "observed")}
-    breach = breach_from_json({**known, "reason": reason}) if known["limit"] else None
-    breaches = () if breach is None else (breach,)
-    sentence = for_operator(agent, Verdict(reason, breaches), action)
-    stop = Stop(
-        reason=reason,
-        action=action,
-        breach=breach,
-        breaches=breaches,
-        sentence=sentence,
-        agent=agent,
-    )
-    mark(result.message, stop, synthetic=report.get("synthetic") is True)

@@ -244,13 +244,13 @@ class ClassPatcher:
 
     def servers(self, module: Any) -> None:
         """Patch the server for A2A."""
-        from otel_limits.bindings.strands.invocations import track_execute
+        from otel_limits.bindings.strands.a2a import track_execute
 
         self._patches.wrap(module.StrandsA2AExecutor, "execute", track_execute)
 
     def clients(self, module: Any) -> None:
         """Patch the client for A2A."""
-        from otel_limits.bindings.strands.nested_stops import track_client
+        from otel_limits.bindings.strands.a2a import track_client
 
         self._patches.wrap(module.A2AAgent, "stream_async", track_client)
 

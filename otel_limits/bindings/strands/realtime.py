@@ -29,7 +29,7 @@ from strands.bidi.types import (
 )
 from strands.hooks import AfterToolCallEvent, BeforeToolCallEvent, MessageAddedEvent
 
-from otel_limits.bindings.admission import IMMEDIATE, InvocationEndedError, Wait
+from otel_limits.bindings.admission import IMMEDIATE
 from otel_limits.bindings.invocation import InvocationInProgress
 from otel_limits.bindings.span_writer import write_end, write_halt, write_warnings
 from otel_limits.bindings.strands.agent_hooks import FIRST, LAST
@@ -50,6 +50,7 @@ from otel_limits.bindings.strands.readers import (
 from otel_limits.bindings.strands.requests import projected_input
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.tool_context import StrandsTool
+from otel_limits.bindings.waits import InvocationEndedError, Wait
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted

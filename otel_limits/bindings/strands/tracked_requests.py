@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry import trace
 
-from otel_limits.bindings.admission import InvocationEndedError
 from otel_limits.bindings.model_call import (
     LEFT,
     enclosing_request,
@@ -32,6 +31,7 @@ from otel_limits.bindings.strands.readers import (
 )
 from otel_limits.bindings.strands.requests import call_by_context, call_to, redescribe
 from otel_limits.bindings.strands.strands_framework import STRANDS
+from otel_limits.bindings.waits import InvocationEndedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import current_scope
