@@ -1,4 +1,4 @@
-"""The sums of conversations that processes share, and how each keeps in step with them."""
+"""The sums of conversations that processes share, and how each process keeps in step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.conversations import Conversation
 
 
-# --- The sums of conversations in a store that processes share ------------------------------------
+# --- conversations as a process knows them --------------------------------------------------------
 # A process reads the record of a conversation before the first model call of an invocation, and
 # adds to it after each call. The reply to an addition has the sums of all processes, so a process
 # is behind by the calls in flight at most. During an outage it counts on from what it knows, and
@@ -191,7 +191,7 @@ def _decoded(name: str, parts: int) -> Any:
     return EXACT.divide(Decimal(parts), PARTS_PER_USD) if name in IN_USD else parts
 
 
-# --- Keeps the conversations of a process in step with those of the others that share a store -----
+# --- before and after calls -----------------------------------------------------------------------
 
 ELSEWHERE: Final = "elsewhere"
 """In `Conversation.asked_by`, for a question to a person that another process has claimed."""

@@ -63,374 +63,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
 
-# --- Reservations of model calls in progress, from admission to settlement ------------------------
-
-
-@dataclass(slots=True)
-class InvocationState:
-    """Quota state of an invocation in progress."""
-
-    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
-    """The open reservation of each call in flight, by its ID."""
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    """Trace attributes of its agent."""
-    counted: set[str] = field(default_factory=set)
-    """Names of quotas that already counted the invocation."""
-
-    def counts_invocation(self, quota: str) -> bool:
-        """Return whether a quota has counted the invocation, or is about to."""
-        return quota in self.counted or any(
-            need.quota.name == quota and need.quota.unit == "invocations"
-            for reservation in self.reservations.values()
-            for need in reservation.needs
-        )
-
-    def close(self, call_id: str) -> QuotaReservation | None:
-        """Remove and return the reservation of a call; the caller must settle it."""
-        reservation = self.reservations.pop(call_id, None)
-        # Only after a sent call: a refused call leaves the invocation uncounted.
-        if reservation is not None and reservation.calls:
-            self.counted.update(
-                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
-            )
-        return reservation
-
-
-class Reservations:
-    """Open reservations by invocation, and estimates from earlier calls.
-
-    Args:
-        quotas: Returns the current quotas.
-        price: AdmissionRequest and usage → USD, for quotas in USD.
-        client: Sends settlements.
-    """
-
-    def __init__(
-        self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
-    ) -> None:
-        """Create it without open reservations."""
-        self._quotas = quotas
-        self._price = price
-        self._client = client
-        self.reset()
-
-    def reset(self) -> None:
-        """Reset in a forked child: open reservations belong to its parent."""
-        # Threads of one invocation may call models concurrently. Reentrant, because recording a
-        # call without admission opens a reservation.
-        self._lock = threading.RLock()
-        # New in a child: a reused operation ID would not be applied.
-        self._owner = uuid.uuid4().hex
-        self._numbers = itertools.count()
-        self._invocations: dict[str, InvocationState] = {}
-        self._estimates = Estimates()
-
-    def open(self, request: AdmissionRequest) -> QuotaReservation | None:
-        """Open a reservation; `None` when no quota applies."""
-        # Before the lock, because it runs application code of attribute types.
-        lookup = lookup_of(request)
-        applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
-        if not applying:
-            return None
-        with self._lock:
-            state = self._invocations.setdefault(request.invocation.id, InvocationState())
-            # The end of the previous call was not observed.
-            self._settle(state, request.call_id)
-            # For side calls, such as a summary: they only have their invocation.
-            state.attributes = request.attributes
-            estimates = {
-                what: self._estimates.estimate(
-                    what, request.model, request.input, request.output_cap
-                )
-                for what in {quota.reserve for quota in applying}
-            }
-            needs = [
-                need_of(quota, request, lookup, estimates[quota.reserve], self._price)
-                for quota in applying
-                # An invocation is counted by its first call only.
-                if not state.counts_invocation(quota.name)
-            ]
-            if not needs:
-                return None
-            reservation = QuotaReservation(f"{self._owner}-{next(self._numbers)}", request, needs)
-            state.reservations[request.call_id] = reservation
-            return reservation
-
-    def record(self, call: ModelCall) -> QuotaReservation | None:
-        """Record the usage of a call on its reservation; `None` if no quota applies."""
-        with self._lock:
-            state = self._invocations.get(call.invocation.id)
-            reservation = None if state is None else state.reservations.get(call.call_id)
-            # A second call after one admission gets its own reservation: the first may be settled
-            # by now, and a reservation counts once.
-            if reservation is None or reservation.calls:
-                return self._count_unadmitted(call, state)
-            self._note(reservation, call)
-            return reservation
-
-    def held(self) -> list[QuotaReservation]:
-        """Return the reservations that were admitted."""
-        with self._lock:
-            return [
-                reservation
-                for state in self._invocations.values()
-                for reservation in state.reservations.values()
-                if reservation.leased_at is not None
-            ]
-
-    def close(self, invocation_id: str, call_id: str) -> QuotaReservation | None:
-        """Remove and return the open reservation of a call, if any; the caller settles it."""
-        with self._lock:
-            state = self._invocations.get(invocation_id)
-            return None if state is None else state.close(call_id)
-
-    def drop(self, reservation: QuotaReservation) -> None:
-        """Discard the reservation of a call that is not sent."""
-        with self._lock:
-            request = reservation.request
-            state = self._invocations.get(request.invocation.id)
-            if state is not None:
-                state.reservations.pop(request.call_id, None)
-
-    def end(self, invocation_id: str) -> None:
-        """Settle the open reservations of a finished invocation and forget it."""
-        with self._lock:
-            state = self._invocations.pop(invocation_id, None)
-            if state is not None:
-                for call_id in tuple(state.reservations):
-                    self._settle(state, call_id)
-
-    # --- under the lock ---------------------------------------------------------------------------
-
-    def _count_unadmitted(
-        self, call: ModelCall, state: InvocationState | None
-    ) -> QuotaReservation | None:
-        """Count a call without admission: a side call, such as a summary."""
-        request = AdmissionRequest(
-            invocation=call.invocation,
-            call_id=call.call_id,
-            model=call.model,
-            input=call.usage.input,
-            attributes=state.attributes if state is not None else {},
-        )
-        reservation = self.open(request)
-        if reservation is not None:
-            # It was already sent and cannot be refused.
-            reservation.needs = [
-                replace(need, amount=max(0, need.amount))
-                for need in reservation.needs
-                if need.quota.unit != "usd" or call.charge is not None
-            ]
-            self._client.fill(reservation, forced=True)
-            self._note(reservation, call)
-            self._settle(self._invocations[call.invocation.id], call.call_id)
-        return reservation
-
-    def _note(self, reservation: QuotaReservation, call: ModelCall) -> None:
-        reservation.calls = 1
-        reservation.tokens = call.usage.total
-        reservation.cost = call.charge or NO_COST
-        # Only measured usage improves estimates.
-        if call.kind == "measured":
-            self._estimates.record(reservation.request.model, reservation.request.input, call.usage)
-
-    def _settle(self, state: InvocationState, call_id: str) -> None:
-        reservation = state.close(call_id)
-        if reservation is not None:
-            self._client.settle_later(reservation)
-
-
-# --- Reserves quota for model calls, and queues them if a quota has on_exceeded: wait -------------
-
-RENEWALS: Final = 3
-"""Times that a waiting call asks again while later ones leave room for it."""
-
-SHORTEST_SECONDS: Final = 0.01
-"""Minimum sleep until an expected change: the store's clock may lag behind."""
-
-
-class WaitCancelledError(Exception):
-    """Quotas were disabled, or the agent was cancelled, while a call waited."""
-
-
-@dataclass(frozen=True, slots=True)
-class AdmissionOutcome:
-    """The outcome of an admission, after any waiting."""
-
-    reply: Reply
-    waited: frozenset[str] = frozenset()
-    """Quotas that the call waited for."""
-    gave_up: Mapping[str, float] = field(default_factory=dict)
-    """Quotas that it gave up waiting for → seconds waited."""
-
-
-@dataclass(slots=True)
-class AdmissionAttempt:
-    """The admission attempts of one call."""
-
-    reservation: QuotaReservation
-    needs: dict[QueueKey, QuotaNeed]
-    """Needs that it may wait for."""
-    waiter: Waiter
-    now: Callable[[], float]
-    """Returns the time, in monotonic seconds."""
-    since: dict[QueueKey, float] = field(default_factory=dict)
-    """When it joined each queue."""
-    changes_at: float = 0.0
-    """When to try again at the latest, by the store's clock; 0 if it need not."""
-
-    def ends(self, queues: Collection[QueueKey]) -> float:
-        """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
-        longest = min(self.needs[queue].quota.max_wait for queue in queues)
-        return min(self.since.values(), default=self.now()) + longest
-
-    def unmet(self, reply: Reply) -> set[QueueKey]:
-        """Return the queues to wait in after a reply; empty if waiting would not help."""
-        if reply.status != "refused":
-            return set()
-        lacking = [(*self.reservation.asked[n], reply.states[n]) for n in reply.unmet]
-        enforced = [each for each in lacking if each[0].is_enforced]
-        # Blocked keys do not wait.
-        if not all(need.waits and state.block is None for need, _, state in enforced):
-            return set()
-        queues = {need.queue for need, _, _ in enforced}
-        left = self.ends(queues) - self.now()
-        for need, demand, state in enforced:
-            if not waiting_helps(need, demand, state, reply.now, left):
-                return set()
-        ends = (demand.count.window.end for _, demand, _ in enforced)
-        # At the latest, it shows that it still waits.
-        self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / RENEWALS)
-        return queues
-
-
-def waiting_helps(
-    need: QuotaNeed, demand: Demand, state: CountState, now: float, seconds: float
-) -> bool:
-    """Return whether a call would fit within `seconds` if all reservations were released."""
-    ends = resets_at(demand.count, state, now) - now
-    if demand.count.refill is not None:
-        # What is used flows back evenly, with what is reserved.
-        level = state.used + state.reserved
-        used = state.used - level * seconds / ends if ends > seconds else 0
-        return used + min(need.amount, state.limit) <= state.limit
-    # A call of unknown size may exceed the whole limit as the only one in flight.
-    least = 1 if demand.alone and need.amount > state.limit else need.amount
-    return (0 if ends <= seconds else state.used) + least <= state.limit
-
-
-class Admissions:
-    """Reserves quota for the calls of a process, which may wait for it in queues.
-
-    Args:
-        queues: Queues of the process.
-        client: Provides the store's time and the last known counts.
-        ask: Reserves what a call needs; raises `StoreError`.
-        publish: Publishes events.
-    """
-
-    def __init__(
-        self,
-        queues: WaitQueues,
-        client: StoreClient,
-        ask: Callable[[QuotaReservation], Awaitable[Reply]],
-        publish: Callable[[Event], None],
-    ) -> None:
-        """Begin with no call."""
-        self._queues = queues
-        self._client = client
-        self._now = queues.clock.now
-        self._ask = ask
-        self._publish = publish
-
-    async def reserve(self, reservation: QuotaReservation) -> AdmissionOutcome:
-        """Reserve what a call needs, immediately or after queueing.
-
-        Raises:
-            WaitCancelledError: Quotas were disabled, or the agent was cancelled.
-            StoreError: The store did not answer.
-        """
-        needs = {need.queue: need for need in reservation.needs if need.waits}
-        if not needs:
-            return AdmissionOutcome(await self._ask(reservation))
-        sharers = {queue: need.sharer for queue, need in needs.items()}
-        waiter = self._queues.join(sharers, reservation.request.is_cancelled)
-        attempt = AdmissionAttempt(reservation, needs, waiter, self._now)
-        try:
-            return await self._retry(attempt)
-        finally:
-            # In any case: a cancelled call must not block its queues.
-            self._queues.leave(attempt.waiter)
-            for queue, since in attempt.since.items():
-                self._publish_wait(reservation, needs[queue], self._now() - since)
-
-    async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
-        """Try whenever woken, until admitted, refused for good, or timed out."""
-        is_due = not attempt.waiter.lacks
-        while not self._queues.is_closed and not attempt.waiter.is_cancelled():
-            if is_due:
-                since = min(attempt.since.values(), default=self._now())
-                attempt.reservation.waited = self._now() - since
-                reply = await self._ask(attempt.reservation)
-                lacking = attempt.unmet(reply)
-                if not lacking:
-                    waited = {attempt.needs[queue].quota.name for queue in attempt.since}
-                    return AdmissionOutcome(reply, frozenset(waited))
-                self._queues.requeue(attempt.waiter, lacking)
-            change = self._next_change(attempt)
-            for queue in attempt.waiter.lacks - attempt.since.keys():
-                attempt.since[queue] = self._now()
-                self._publish_wait(attempt.reservation, attempt.needs[queue], None)
-            ends = attempt.ends(attempt.waiter.lacks)
-            # Woken, it tries once more: the event loop may have been busy until now.
-            if ends <= self._now() and not attempt.waiter.is_woken:
-                return self._give_up(attempt)
-            is_due = await attempt.waiter.sleep(min(ends, change))
-            if not is_due and change < ends:
-                self._queues.notify_next(attempt.waiter)
-        raise WaitCancelledError
-
-    def _next_change(self, attempt: AdmissionAttempt) -> float:
-        """Return when it has to try again, in monotonic seconds."""
-        if not attempt.changes_at:
-            return math.inf
-        now = self._now()
-        left = attempt.changes_at - self._client.now()
-        # Only once: then the first waiter is woken and tries.
-        if left <= 0:
-            attempt.changes_at = 0.0
-        return now + max(SHORTEST_SECONDS, left)
-
-    def _give_up(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
-        """Refuse by cached counts: the call may never have reached the front."""
-        reservation, now = attempt.reservation, self._now()
-        self._client.fill(reservation, forced=False)
-        states = [
-            self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)
-            for demand in reservation.demands
-        ]
-        lacks = attempt.waiter.lacks
-        lacking = [n for n, need in enumerate(reservation.needs) if need.queue in lacks]
-        reply = Reply("refused", self._client.now(), tuple(states), tuple(lacking))
-        seconds = {attempt.needs[queue].quota.name: now - attempt.since[queue] for queue in lacks}
-        return AdmissionOutcome(reply, gave_up=seconds)
-
-    def _publish_wait(
-        self, reservation: QuotaReservation, need: QuotaNeed, seconds: float | None
-    ) -> None:
-        self._publish(
-            QuotaWait(
-                invocation=reservation.request.invocation,
-                quota=need.quota.name,
-                key=need.key.shown,
-                seconds=seconds,
-            )
-        )
-
-
-# --- Admits model calls by quota: reserves their worst case, settles their actual usage -----------
-# The network never blocks a thread or event loop of an agent: a call awaits the reply, within the
-# timeout. During an outage each quota uses its local share, then its `on_store_error`.
+# --- the gate of model calls ----------------------------------------------------------------------
 
 
 class Engine:
@@ -470,7 +103,7 @@ class Engine:
         """Whether any quota is configured."""
         return bool(self.quotas())
 
-    # --- the gate ---------------------------------------------------------------------------------
+    # --- admission and settlement -----------------------------------------------------------------
 
     async def admit(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
@@ -673,3 +306,368 @@ class Engine:
         for need, demand, state in zip(reservation.needs, reservation.demands, states, strict=True):
             latest = self.client.remember(need, demand, state)
             self._publish(use_of(need, demand, latest, self.client.now()))
+
+
+# --- reservations of calls in progress ------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class InvocationState:
+    """Quota state of an invocation in progress."""
+
+    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
+    """The open reservation of each call in flight, by its ID."""
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    """Trace attributes of its agent."""
+    counted: set[str] = field(default_factory=set)
+    """Names of quotas that already counted the invocation."""
+
+    def counts_invocation(self, quota: str) -> bool:
+        """Return whether a quota has counted the invocation, or is about to."""
+        return quota in self.counted or any(
+            need.quota.name == quota and need.quota.unit == "invocations"
+            for reservation in self.reservations.values()
+            for need in reservation.needs
+        )
+
+    def close(self, call_id: str) -> QuotaReservation | None:
+        """Remove and return the reservation of a call; the caller must settle it."""
+        reservation = self.reservations.pop(call_id, None)
+        # Only after a sent call: a refused call leaves the invocation uncounted.
+        if reservation is not None and reservation.calls:
+            self.counted.update(
+                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
+            )
+        return reservation
+
+
+class Reservations:
+    """Open reservations by invocation, and estimates from earlier calls.
+
+    Args:
+        quotas: Returns the current quotas.
+        price: AdmissionRequest and usage → USD, for quotas in USD.
+        client: Sends settlements.
+    """
+
+    def __init__(
+        self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
+    ) -> None:
+        """Create it without open reservations."""
+        self._quotas = quotas
+        self._price = price
+        self._client = client
+        self.reset()
+
+    def reset(self) -> None:
+        """Reset in a forked child: open reservations belong to its parent."""
+        # Threads of one invocation may call models concurrently. Reentrant, because recording a
+        # call without admission opens a reservation.
+        self._lock = threading.RLock()
+        # New in a child: a reused operation ID would not be applied.
+        self._owner = uuid.uuid4().hex
+        self._numbers = itertools.count()
+        self._invocations: dict[str, InvocationState] = {}
+        self._estimates = Estimates()
+
+    def open(self, request: AdmissionRequest) -> QuotaReservation | None:
+        """Open a reservation; `None` when no quota applies."""
+        # Before the lock, because it runs application code of attribute types.
+        lookup = lookup_of(request)
+        applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
+        if not applying:
+            return None
+        with self._lock:
+            state = self._invocations.setdefault(request.invocation.id, InvocationState())
+            # The end of the previous call was not observed.
+            self._settle(state, request.call_id)
+            # For side calls, such as a summary: they only have their invocation.
+            state.attributes = request.attributes
+            estimates = {
+                what: self._estimates.estimate(
+                    what, request.model, request.input, request.output_cap
+                )
+                for what in {quota.reserve for quota in applying}
+            }
+            needs = [
+                need_of(quota, request, lookup, estimates[quota.reserve], self._price)
+                for quota in applying
+                # An invocation is counted by its first call only.
+                if not state.counts_invocation(quota.name)
+            ]
+            if not needs:
+                return None
+            reservation = QuotaReservation(f"{self._owner}-{next(self._numbers)}", request, needs)
+            state.reservations[request.call_id] = reservation
+            return reservation
+
+    def record(self, call: ModelCall) -> QuotaReservation | None:
+        """Record the usage of a call on its reservation; `None` if no quota applies."""
+        with self._lock:
+            state = self._invocations.get(call.invocation.id)
+            reservation = None if state is None else state.reservations.get(call.call_id)
+            # A second call after one admission gets its own reservation: the first may be settled
+            # by now, and a reservation counts once.
+            if reservation is None or reservation.calls:
+                return self._count_unadmitted(call, state)
+            self._note(reservation, call)
+            return reservation
+
+    def held(self) -> list[QuotaReservation]:
+        """Return the reservations that were admitted."""
+        with self._lock:
+            return [
+                reservation
+                for state in self._invocations.values()
+                for reservation in state.reservations.values()
+                if reservation.leased_at is not None
+            ]
+
+    def close(self, invocation_id: str, call_id: str) -> QuotaReservation | None:
+        """Remove and return the open reservation of a call, if any; the caller settles it."""
+        with self._lock:
+            state = self._invocations.get(invocation_id)
+            return None if state is None else state.close(call_id)
+
+    def drop(self, reservation: QuotaReservation) -> None:
+        """Discard the reservation of a call that is not sent."""
+        with self._lock:
+            request = reservation.request
+            state = self._invocations.get(request.invocation.id)
+            if state is not None:
+                state.reservations.pop(request.call_id, None)
+
+    def end(self, invocation_id: str) -> None:
+        """Settle the open reservations of a finished invocation and forget it."""
+        with self._lock:
+            state = self._invocations.pop(invocation_id, None)
+            if state is not None:
+                for call_id in tuple(state.reservations):
+                    self._settle(state, call_id)
+
+    # --- under the lock ---------------------------------------------------------------------------
+
+    def _count_unadmitted(
+        self, call: ModelCall, state: InvocationState | None
+    ) -> QuotaReservation | None:
+        """Count a call without admission: a side call, such as a summary."""
+        request = AdmissionRequest(
+            invocation=call.invocation,
+            call_id=call.call_id,
+            model=call.model,
+            input=call.usage.input,
+            attributes=state.attributes if state is not None else {},
+        )
+        reservation = self.open(request)
+        if reservation is not None:
+            # It was already sent and cannot be refused.
+            reservation.needs = [
+                replace(need, amount=max(0, need.amount))
+                for need in reservation.needs
+                if need.quota.unit != "usd" or call.charge is not None
+            ]
+            self._client.fill(reservation, forced=True)
+            self._note(reservation, call)
+            self._settle(self._invocations[call.invocation.id], call.call_id)
+        return reservation
+
+    def _note(self, reservation: QuotaReservation, call: ModelCall) -> None:
+        reservation.calls = 1
+        reservation.tokens = call.usage.total
+        reservation.cost = call.charge or NO_COST
+        # Only measured usage improves estimates.
+        if call.kind == "measured":
+            self._estimates.record(reservation.request.model, reservation.request.input, call.usage)
+
+    def _settle(self, state: InvocationState, call_id: str) -> None:
+        reservation = state.close(call_id)
+        if reservation is not None:
+            self._client.settle_later(reservation)
+
+
+# --- reserving, and waiting -----------------------------------------------------------------------
+
+RENEWALS: Final = 3
+"""Times that a waiting call asks again while later ones leave room for it."""
+
+SHORTEST_SECONDS: Final = 0.01
+"""Minimum sleep until an expected change: the store's clock may lag behind."""
+
+
+class WaitCancelledError(Exception):
+    """Quotas were disabled, or the agent was cancelled, while a call waited."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionOutcome:
+    """The outcome of an admission, after any waiting."""
+
+    reply: Reply
+    waited: frozenset[str] = frozenset()
+    """Quotas that the call waited for."""
+    gave_up: Mapping[str, float] = field(default_factory=dict)
+    """Quotas that it gave up waiting for → seconds waited."""
+
+
+@dataclass(slots=True)
+class AdmissionAttempt:
+    """The admission attempts of one call."""
+
+    reservation: QuotaReservation
+    needs: dict[QueueKey, QuotaNeed]
+    """Needs that it may wait for."""
+    waiter: Waiter
+    now: Callable[[], float]
+    """Returns the time, in monotonic seconds."""
+    since: dict[QueueKey, float] = field(default_factory=dict)
+    """When it joined each queue."""
+    changes_at: float = 0.0
+    """When to try again at the latest, by the store's clock; 0 if it need not."""
+
+    def ends(self, queues: Collection[QueueKey]) -> float:
+        """Return when it gives up, in monotonic seconds: the shortest `max_wait` applies."""
+        longest = min(self.needs[queue].quota.max_wait for queue in queues)
+        return min(self.since.values(), default=self.now()) + longest
+
+    def unmet(self, reply: Reply) -> set[QueueKey]:
+        """Return the queues to wait in after a reply; empty if waiting would not help."""
+        if reply.status != "refused":
+            return set()
+        lacking = [(*self.reservation.asked[n], reply.states[n]) for n in reply.unmet]
+        enforced = [each for each in lacking if each[0].is_enforced]
+        # Blocked keys do not wait.
+        if not all(need.waits and state.block is None for need, _, state in enforced):
+            return set()
+        queues = {need.queue for need, _, _ in enforced}
+        left = self.ends(queues) - self.now()
+        for need, demand, state in enforced:
+            if not waiting_helps(need, demand, state, reply.now, left):
+                return set()
+        ends = (demand.count.window.end for _, demand, _ in enforced)
+        # At the latest, it shows that it still waits.
+        self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / RENEWALS)
+        return queues
+
+
+def waiting_helps(
+    need: QuotaNeed, demand: Demand, state: CountState, now: float, seconds: float
+) -> bool:
+    """Return whether a call would fit within `seconds` if all reservations were released."""
+    ends = resets_at(demand.count, state, now) - now
+    if demand.count.refill is not None:
+        # What is used flows back evenly, with what is reserved.
+        level = state.used + state.reserved
+        used = state.used - level * seconds / ends if ends > seconds else 0
+        return used + min(need.amount, state.limit) <= state.limit
+    # A call of unknown size may exceed the whole limit as the only one in flight.
+    least = 1 if demand.alone and need.amount > state.limit else need.amount
+    return (0 if ends <= seconds else state.used) + least <= state.limit
+
+
+class Admissions:
+    """Reserves quota for the calls of a process, which may wait for it in queues.
+
+    Args:
+        queues: Queues of the process.
+        client: Provides the store's time and the last known counts.
+        ask: Reserves what a call needs; raises `StoreError`.
+        publish: Publishes events.
+    """
+
+    def __init__(
+        self,
+        queues: WaitQueues,
+        client: StoreClient,
+        ask: Callable[[QuotaReservation], Awaitable[Reply]],
+        publish: Callable[[Event], None],
+    ) -> None:
+        """Begin with no call."""
+        self._queues = queues
+        self._client = client
+        self._now = queues.clock.now
+        self._ask = ask
+        self._publish = publish
+
+    async def reserve(self, reservation: QuotaReservation) -> AdmissionOutcome:
+        """Reserve what a call needs, immediately or after queueing.
+
+        Raises:
+            WaitCancelledError: Quotas were disabled, or the agent was cancelled.
+            StoreError: The store did not answer.
+        """
+        needs = {need.queue: need for need in reservation.needs if need.waits}
+        if not needs:
+            return AdmissionOutcome(await self._ask(reservation))
+        sharers = {queue: need.sharer for queue, need in needs.items()}
+        waiter = self._queues.join(sharers, reservation.request.is_cancelled)
+        attempt = AdmissionAttempt(reservation, needs, waiter, self._now)
+        try:
+            return await self._retry(attempt)
+        finally:
+            # In any case: a cancelled call must not block its queues.
+            self._queues.leave(attempt.waiter)
+            for queue, since in attempt.since.items():
+                self._publish_wait(reservation, needs[queue], self._now() - since)
+
+    async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
+        """Try whenever woken, until admitted, refused for good, or timed out."""
+        is_due = not attempt.waiter.lacks
+        while not self._queues.is_closed and not attempt.waiter.is_cancelled():
+            if is_due:
+                since = min(attempt.since.values(), default=self._now())
+                attempt.reservation.waited = self._now() - since
+                reply = await self._ask(attempt.reservation)
+                lacking = attempt.unmet(reply)
+                if not lacking:
+                    waited = {attempt.needs[queue].quota.name for queue in attempt.since}
+                    return AdmissionOutcome(reply, frozenset(waited))
+                self._queues.requeue(attempt.waiter, lacking)
+            change = self._next_change(attempt)
+            for queue in attempt.waiter.lacks - attempt.since.keys():
+                attempt.since[queue] = self._now()
+                self._publish_wait(attempt.reservation, attempt.needs[queue], None)
+            ends = attempt.ends(attempt.waiter.lacks)
+            # Woken, it tries once more: the event loop may have been busy until now.
+            if ends <= self._now() and not attempt.waiter.is_woken:
+                return self._give_up(attempt)
+            is_due = await attempt.waiter.sleep(min(ends, change))
+            if not is_due and change < ends:
+                self._queues.notify_next(attempt.waiter)
+        raise WaitCancelledError
+
+    def _next_change(self, attempt: AdmissionAttempt) -> float:
+        """Return when it has to try again, in monotonic seconds."""
+        if not attempt.changes_at:
+            return math.inf
+        now = self._now()
+        left = attempt.changes_at - self._client.now()
+        # Only once: then the first waiter is woken and tries.
+        if left <= 0:
+            attempt.changes_at = 0.0
+        return now + max(SHORTEST_SECONDS, left)
+
+    def _give_up(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
+        """Refuse by cached counts: the call may never have reached the front."""
+        reservation, now = attempt.reservation, self._now()
+        self._client.fill(reservation, forced=False)
+        states = [
+            self._client.fallback.known(demand.count) or CountState(0, 0, demand.capacity)
+            for demand in reservation.demands
+        ]
+        lacks = attempt.waiter.lacks
+        lacking = [n for n, need in enumerate(reservation.needs) if need.queue in lacks]
+        reply = Reply("refused", self._client.now(), tuple(states), tuple(lacking))
+        seconds = {attempt.needs[queue].quota.name: now - attempt.since[queue] for queue in lacks}
+        return AdmissionOutcome(reply, gave_up=seconds)
+
+    def _publish_wait(
+        self, reservation: QuotaReservation, need: QuotaNeed, seconds: float | None
+    ) -> None:
+        self._publish(
+            QuotaWait(
+                invocation=reservation.request.invocation,
+                quota=need.quota.name,
+                key=need.key.shown,
+                seconds=seconds,
+            )
+        )

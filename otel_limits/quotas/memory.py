@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import Refill
 
 
-# --- One count in memory: its usage, its leases, and the flow of a token bucket -------------------
+# --- one count ------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -165,7 +165,7 @@ class Bucket:
                     self.lost[operation] = lease.lost
 
 
-# --- The in-memory quota store: the default, and the local store during outages -------------------
+# --- the store ------------------------------------------------------------------------------------
 
 SWEEP_AT: Final = 1000
 """Number of counts at which old ones are first dropped."""

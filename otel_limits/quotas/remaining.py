@@ -148,7 +148,7 @@ def _question(
     return _Question(gate.client, quota, key, ReadCounts(((count, amount),)))
 
 
-# --- Reads the usage of every quota key from the store --------------------------------------------
+# --- the usage of every key -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -425,7 +425,7 @@ StoreExecutor: TypeAlias = InlineExecutor | ThreadedExecutor
 """Executes operations on the store."""
 
 
-# --- Background threads with their own shared store -----------------------------------------------
+# --- threads with their own store -----------------------------------------------------------------
 
 
 class StoreThread(ABC):
