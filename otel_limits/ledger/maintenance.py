@@ -141,7 +141,7 @@ def pruned_before(connection: sa.Connection) -> int | None:
     return found
 
 
-# --- Deletes old budget trees, with everything that belongs to them -------------------------------
+# --- pruning old trees ----------------------------------------------------------------------------
 
 CALL_TABLES: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE, UNCOUNTED_TABLE)
 
@@ -281,7 +281,7 @@ def _vacuum(database: Database) -> int:
         return int(driver.execute("PRAGMA freelist_count").fetchone()[0])
 
 
-# --- Ends invocations whose process vanished, such as after SIGKILL, as lost ----------------------
+# --- ending lost invocations ----------------------------------------------------------------------
 
 ENDED_AT_ONCE = 200
 """Invocations per transaction: processes that record wait for no more than that."""

@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# --- documents ------------------------------------------------------------------------------------
-# JSON documents in a file: one per line, printed over lines, in an array, or within log lines.
-#
-# A row of a CSV file is a document, too: an object with the names of the columns.
+# --- JSON documents in a file ---------------------------------------------------------------------
+# One per line, printed over lines, in an array, or within log lines. A row of a CSV file is a
+# document, too: an object with the names of the columns.
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -195,7 +194,7 @@ class Held:
         return len(line)
 
 
-# --- Spans from OTLP JSON, or made from logs, reduced to what a ledger may record -----------------
+# --- spans in a document --------------------------------------------------------------------------
 
 TRACE_BYTES: Final = 16
 SPAN_BYTES: Final = 8

@@ -1,4 +1,4 @@
-"""Statements that answer the queries of an audit."""
+"""Statements of audit questions, except for subjects with their own file, such as `spending`."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ PORTION: Final = 1_000
 """Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
 one by one takes 1.5 times as long, and so do 20,000."""
 
-NOT_HALTED: Final = ("none", "observed")
-
 
 def _of_runs(selection: Selection, *columns: Any) -> sa.Select[Any]:
     """Select columns of the invocations of a selection."""
     return Joins(INVOCATION_TABLE).select(selection, *columns)
 
 
-# --- stops ----------------------------------------------------------------------------------------
+# --- ends of invocations --------------------------------------------------------------------------
+
+NOT_HALTED: Final = ("none", "observed")
 
 
 def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
@@ -82,6 +82,95 @@ def stops(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
         .group_by(*keys)
     )
     yield from connection.execute(unfinished)
+
+
+def outcomes(
+    connection: sa.Connection, by: Sequence[str], selection: Selection, successes: Collection[str]
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Add up ended invocations by outcome: outcome, number, picodollars, unpriced calls.
+
+    Args:
+        connection: The ledger.
+        by: Properties of invocations.
+        selection: Which invocations.
+        successes: Reasons that are natural ends.
+    """
+    names = columns_for(by, selection.zone)
+    succeeded = RUNS.reason.in_(sorted(successes)) & RUNS.action.in_(NOT_HALTED)
+    outcome = sa.case(
+        (succeeded, "successful"),
+        (RUNS.action.in_(HALTED), "halted"),
+        (RUNS.action == "killed", "killed"),
+        (RUNS.action == LOST, "lost"),
+        (RUNS.reason.in_(PAUSED) & RUNS.action.in_(NOT_HALTED), "interrupted"),
+        (RUNS.reason == NOT_KNOWN, "unknown"),
+        else_="failed",
+    )
+    sums = [
+        outcome,
+        sa.func.count(),
+        sa.func.coalesce(sa.func.sum(COST), 0),
+        sa.func.coalesce(sa.func.sum(RUNS.unpriced_calls), 0),
+    ]
+    statement = grouped(INVOCATION_TABLE, names, selection, sums)
+    statement = statement.where(RUNS.ended_us.is_not(None))
+    statement = statement.group_by(f"k{len(names)}")  # the label of the outcome
+    yield from keyed(connection.execute(statement), names)
+
+
+def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
+    """Iterate over the costliest halted invocations: by price, then tokens, then ID."""
+    statement = (
+        _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
+        .where(RUNS.action.in_(HALTED))
+        # Unknown prices last: they are not known to be high.
+        .order_by(sa.func.coalesce(COST, 0).desc(), RUN_TOKENS.desc(), RUNS.id)
+        .limit(min(top, MAX_INTEGER))
+    )
+    yield from connection.execute(statement)
+
+
+def repeated_failures(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
+    """Add up invocations that failed like the one before, with the same input: the most first."""
+    keys = (RUNS.agent, RUNS.reason)
+    statement = (
+        _of_runs(
+            selection,
+            *keys,
+            sa.func.count().label("repeats"),
+            sa.func.max(RUNS.repeated_failures).label("most"),
+            sa.func.sum(RUN_TOKENS).label("tokens"),
+            sa.func.sum(COST).label("price_pico"),
+            sa.func.sum(RUNS.unpriced_calls).label("unpriced_calls"),
+        )
+        .where(RUNS.repeated_failures > 1)
+        .group_by(*keys)
+        .order_by(sa.func.count().desc(), *keys)
+    )
+    yield from connection.execute(statement)
+
+
+def turns_by_day(
+    connection: sa.Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """Count finished invocations and their turns, by properties and day."""
+    # Days are made of quarter hours, as the database does not know the time zones of queries.
+    names = columns_for((*by, "day"), selection.zone)
+    sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
+    statement = grouped(INVOCATION_TABLE, names, selection, sums)
+    # Finished ones only: an invocation in progress has not made all of its turns.
+    yield from keyed(connection.execute(statement.where(RUNS.ended_us.is_not(None))), names)
+
+
+def first_and_last(connection: sa.Connection) -> tuple[int | None, int | None]:
+    """Return when the first and the last invocation started; `None` in an empty ledger."""
+    times = (sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
+    # One by one, because SQLite uses the index for a single one only.
+    first, last = (connection.execute(sa.select(time)).scalar() for time in times)
+    return first, last
+
+
+# --- model calls ----------------------------------------------------------------------------------
 
 
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
@@ -126,6 +215,32 @@ def unmeasured_calls(connection: sa.Connection, selection: Selection) -> Iterato
     yield from connection.execute(statement)
 
 
+def stated_costs(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
+    """Add up stated and computed costs of models for which any call has two that differ."""
+    off = sa.func.abs(CALLS.stated_pico - CALLS.listed_pico)
+    different = sa.func.count().filter(off > CALLS.listed_pico / sa.literal_column("100"))
+    stated = sa.func.sum(CALLS.stated_pico)
+    statement = (
+        Joins(MODEL_CALL_TABLE)
+        .select(
+            selection,
+            CALLS.model,
+            sa.func.count().label("calls"),
+            different.label("different"),
+            stated.label("stated"),
+            sa.func.sum(CALLS.listed_pico).label("listed"),
+        )
+        .where(CALLS.stated_pico.is_not(None), CALLS.listed_pico.is_not(None))
+        .group_by(CALLS.model)
+        .having(different > 0)
+        .order_by(stated.desc(), CALLS.model)
+    )
+    return connection.execute(statement).all()
+
+
+# --- tokens that are not counted ------------------------------------------------------------------
+
+
 def uncounted(connection: sa.Connection, selection: Selection, most: int) -> Sequence[Any]:
     """Add up the spans and tokens that are not counted by agent, name and cause: the most first."""
     own = UNCOUNTED_TABLE.c
@@ -156,27 +271,27 @@ def uncounted_by_cause(connection: sa.Connection, most: int) -> Sequence[Any]:
     return connection.execute(statement).all()
 
 
-def stated_costs(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
-    """Add up stated and computed costs of models for which any call has two that differ."""
-    off = sa.func.abs(CALLS.stated_pico - CALLS.listed_pico)
-    different = sa.func.count().filter(off > CALLS.listed_pico / sa.literal_column("100"))
-    stated = sa.func.sum(CALLS.stated_pico)
-    statement = (
-        Joins(MODEL_CALL_TABLE)
-        .select(
-            selection,
-            CALLS.model,
-            sa.func.count().label("calls"),
-            different.label("different"),
-            stated.label("stated"),
-            sa.func.sum(CALLS.listed_pico).label("listed"),
-        )
-        .where(CALLS.stated_pico.is_not(None), CALLS.listed_pico.is_not(None))
-        .group_by(CALLS.model)
-        .having(different > 0)
-        .order_by(stated.desc(), CALLS.model)
+# --- tool calls -----------------------------------------------------------------------------------
+
+
+def tool_uses(
+    connection: sa.Connection, by: Sequence[str], selection: Selection
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
+    """Add up tool calls: their number, failures, and microseconds.
+
+    Returns `None` if `by` or the selection has a property that tool calls lack, such as a model.
+    """
+    names = columns_for(by, selection.zone)
+    sums = (
+        sa.func.count(),
+        sa.func.count().filter(TOOLS.status == "error"),
+        sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
     )
-    return connection.execute(statement).all()
+    try:
+        statement = grouped(TOOL_CALL_TABLE, names, selection, sums)
+    except LedgerError:
+        return None
+    return keyed(connection.execute(statement), names)
 
 
 def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
@@ -195,39 +310,18 @@ def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[A
     yield from connection.execute(statement)
 
 
-def costliest_halted(connection: sa.Connection, selection: Selection, top: int) -> Iterator[Any]:
-    """Iterate over the costliest halted invocations: by price, then tokens, then ID."""
-    statement = (
-        _of_runs(selection, INVOCATION_TABLE, COST.label("cost_pico"))
-        .where(RUNS.action.in_(HALTED))
-        # Unknown prices last: they are not known to be high.
-        .order_by(sa.func.coalesce(COST, 0).desc(), RUN_TOKENS.desc(), RUNS.id)
-        .limit(min(top, MAX_INTEGER))
+def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
+    """List invocations in which a tool call repeats an earlier one, in order."""
+    joins = Joins(TOOL_CALL_TABLE)
+    hashed, different = (
+        sa.func.count(TOOLS.fingerprint),
+        sa.func.count(TOOLS.fingerprint.distinct()),
     )
-    yield from connection.execute(statement)
+    statement = joins.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
+    return list(connection.scalars(statement.having(hashed > different)))
 
 
-def repeated_failures(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Add up invocations that failed like the one before, with the same input: the most first."""
-    keys = (RUNS.agent, RUNS.reason)
-    statement = (
-        _of_runs(
-            selection,
-            *keys,
-            sa.func.count().label("repeats"),
-            sa.func.max(RUNS.repeated_failures).label("most"),
-            sa.func.sum(RUN_TOKENS).label("tokens"),
-            sa.func.sum(COST).label("price_pico"),
-            sa.func.sum(RUNS.unpriced_calls).label("unpriced_calls"),
-        )
-        .where(RUNS.repeated_failures > 1)
-        .group_by(*keys)
-        .order_by(sa.func.count().desc(), *keys)
-    )
-    yield from connection.execute(statement)
-
-
-# --- show -----------------------------------------------------------------------------------------
+# --- parts of one budget tree ---------------------------------------------------------------------
 
 
 def tree(connection: sa.Connection, identity: str) -> list[Any]:
@@ -247,6 +341,11 @@ def tree(connection: sa.Connection, identity: str) -> list[Any]:
         .order_by(RUNS.started_us, RUNS.id)
     )
     return list(connection.execute(statement))
+
+
+def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Iterate over invocations with some IDs."""
+    yield from connection.execute(sa.select(INVOCATION_TABLE).where(RUNS.id.in_(ids)))
 
 
 def calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
@@ -269,37 +368,42 @@ def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
     yield from connection.execute(statement)
 
 
-def invocations_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Iterate over invocations with some IDs."""
-    yield from connection.execute(sa.select(INVOCATION_TABLE).where(RUNS.id.in_(ids)))
+def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Iterate over the turns of some invocations, with their usage; side calls have no turn."""
+    is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
+    keys = (CALLS.invocation_id, CALLS.turn)
+    statement = (
+        sa.select(
+            *keys,
+            sa.func.min(CALLS.at_us).label("at_us"),
+            sa.func.max(CALLS.model).label("model"),
+            sa.func.count().label("calls"),
+            sa.func.sum(CALL_TOKENS).label("tokens"),
+            sa.func.sum(CALLS.price_pico).label("price_pico"),
+            sa.func.count().filter(IS_UNPRICED).label("unpriced"),
+        )
+        .select_from(MODEL_CALL_TABLE)
+        .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))
+        .group_by(*keys)
+        .order_by(*keys)
+    )
+    yield from connection.execute(statement)
 
 
-# --- anomalies ------------------------------------------------------------------------------------
+def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
+    """Iterate over the tool calls of some invocations, in the order of the requests."""
+    statement = (
+        sa.select(
+            TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
+            TOOLS.fingerprint, TOOLS.duration_us,
+        )
+        .where(TOOLS.invocation_id.in_(ids))
+        .order_by(TOOLS.invocation_id, TOOLS.number, TOOLS.at_us)
+    )  # fmt: skip
+    yield from connection.execute(statement)
 
 
-def turns_by_day(
-    connection: sa.Connection, by: Sequence[str], selection: Selection
-) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Count finished invocations and their turns, by properties and day."""
-    # Days are made of quarter hours, as the database does not know the time zones of queries.
-    names = columns_for((*by, "day"), selection.zone)
-    sums = (sa.func.count(), sa.func.coalesce(sa.func.sum(RUNS.turns), 0))
-    statement = grouped(INVOCATION_TABLE, names, selection, sums)
-    # Finished ones only: an invocation in progress has not made all of its turns.
-    yield from keyed(connection.execute(statement.where(RUNS.ended_us.is_not(None))), names)
-
-
-# --- quotas ---------------------------------------------------------------------------------------
-
-
-def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
-    """List changes to quotas by operators, the oldest first."""
-    return _listed(connection, QUOTA_CHANGE_TABLE, selection)
-
-
-def policy_versions(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
-    """List versions of policy files, the first that was read first."""
-    return _listed(connection, POLICY_TABLE, selection)
+# --- limits, policies and quotas over time --------------------------------------------------------
 
 
 def limits_in_force(
@@ -312,6 +416,16 @@ def limits_in_force(
     yield from keyed(connection.execute(statement.group_by(*columns)), names)
 
 
+def policy_versions(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
+    """List versions of policy files, the first that was read first."""
+    return _listed(connection, POLICY_TABLE, selection)
+
+
+def quota_changes(connection: sa.Connection, selection: Selection) -> Sequence[Any]:
+    """List changes to quotas by operators, the oldest first."""
+    return _listed(connection, QUOTA_CHANGE_TABLE, selection)
+
+
 def _listed(connection: sa.Connection, table: sa.Table, selection: Selection) -> Sequence[Any]:
     at = table.c.at_us
     statement = sa.select(table).order_by(at, table.c.id)
@@ -322,49 +436,9 @@ def _listed(connection: sa.Connection, table: sa.Table, selection: Selection) ->
     return connection.execute(statement).all()
 
 
-def first_and_last(connection: sa.Connection) -> tuple[int | None, int | None]:
-    """Return when the first and the last invocation started; `None` in an empty ledger."""
-    times = (sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
-    # One by one, because SQLite uses the index for a single one only.
-    first, last = (connection.execute(sa.select(time)).scalar() for time in times)
-    return first, last
+# --- where a name is recorded ---------------------------------------------------------------------
 
-
-def outcomes(
-    connection: sa.Connection, by: Sequence[str], selection: Selection, successes: Collection[str]
-) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
-    """Add up ended invocations by outcome: outcome, number, picodollars, unpriced calls.
-
-    Args:
-        connection: The ledger.
-        by: Properties of invocations.
-        selection: Which invocations.
-        successes: Reasons that are natural ends.
-    """
-    names = columns_for(by, selection.zone)
-    succeeded = RUNS.reason.in_(sorted(successes)) & RUNS.action.in_(NOT_HALTED)
-    outcome = sa.case(
-        (succeeded, "successful"),
-        (RUNS.action.in_(HALTED), "halted"),
-        (RUNS.action == "killed", "killed"),
-        (RUNS.action == LOST, "lost"),
-        (RUNS.reason.in_(PAUSED) & RUNS.action.in_(NOT_HALTED), "interrupted"),
-        (RUNS.reason == NOT_KNOWN, "unknown"),
-        else_="failed",
-    )
-    sums = [
-        outcome,
-        sa.func.count(),
-        sa.func.coalesce(sa.func.sum(COST), 0),
-        sa.func.coalesce(sa.func.sum(RUNS.unpriced_calls), 0),
-    ]
-    statement = grouped(INVOCATION_TABLE, names, selection, sums)
-    statement = statement.where(RUNS.ended_us.is_not(None))
-    statement = statement.group_by(f"k{len(names)}")  # the label of the outcome
-    yield from keyed(connection.execute(statement), names)
-
-
-# --- Statements that find a name in a ledger, and the hashes under which it may be recorded -------
+SEEN: Final = (sa.func.count(), sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
 
 
 class Place(NamedTuple):
@@ -375,9 +449,6 @@ class Place(NamedTuple):
     records: int
     first_us: int
     last_us: int
-
-
-SEEN: Final = (sa.func.count(), sa.func.min(RUNS.started_us), sa.func.max(RUNS.started_us))
 
 
 def charged_keys(connection: sa.Connection) -> Iterator[tuple[int, str]]:
@@ -425,72 +496,3 @@ def places(connection: sa.Connection, name: str) -> Iterator[Place]:
     )
     for key, *seen in connection.execute(statement):
         yield Place("audit key", key, *seen)
-
-
-# --- Queries of tool calls ------------------------------------------------------------------------
-
-
-def tool_uses(
-    connection: sa.Connection, by: Sequence[str], selection: Selection
-) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
-    """Add up tool calls: their number, failures, and microseconds.
-
-    Returns `None` if `by` or the selection has a property that tool calls lack, such as a model.
-    """
-    names = columns_for(by, selection.zone)
-    sums = (
-        sa.func.count(),
-        sa.func.count().filter(TOOLS.status == "error"),
-        sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
-    )
-    try:
-        statement = grouped(TOOL_CALL_TABLE, names, selection, sums)
-    except LedgerError:
-        return None
-    return keyed(connection.execute(statement), names)
-
-
-def repeating(connection: sa.Connection, selection: Selection) -> Sequence[str]:
-    """List invocations in which a tool call repeats an earlier one, in order."""
-    joins = Joins(TOOL_CALL_TABLE)
-    hashed, different = (
-        sa.func.count(TOOLS.fingerprint),
-        sa.func.count(TOOLS.fingerprint.distinct()),
-    )
-    statement = joins.select(selection, TOOLS.invocation_id).group_by(TOOLS.invocation_id)
-    return list(connection.scalars(statement.having(hashed > different)))
-
-
-def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Iterate over the tool calls of some invocations, in the order of the requests."""
-    statement = (
-        sa.select(
-            TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
-            TOOLS.fingerprint, TOOLS.duration_us,
-        )
-        .where(TOOLS.invocation_id.in_(ids))
-        .order_by(TOOLS.invocation_id, TOOLS.number, TOOLS.at_us)
-    )  # fmt: skip
-    yield from connection.execute(statement)
-
-
-def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Iterate over the turns of some invocations, with their usage; side calls have no turn."""
-    is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
-    keys = (CALLS.invocation_id, CALLS.turn)
-    statement = (
-        sa.select(
-            *keys,
-            sa.func.min(CALLS.at_us).label("at_us"),
-            sa.func.max(CALLS.model).label("model"),
-            sa.func.count().label("calls"),
-            sa.func.sum(CALL_TOKENS).label("tokens"),
-            sa.func.sum(CALLS.price_pico).label("price_pico"),
-            sa.func.count().filter(IS_UNPRICED).label("unpriced"),
-        )
-        .select_from(MODEL_CALL_TABLE)
-        .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))
-        .group_by(*keys)
-        .order_by(*keys)
-    )
-    yield from connection.execute(statement)

@@ -81,7 +81,7 @@ def stops(
         yield (row.agent, row.counted), {"stops": int(row.stops)}
 
 
-# --- Model calls for the comparison with a bill, by day, model and vendor -------------------------
+# --- calls that a vendor bills --------------------------------------------------------------------
 
 # As a literal: PostgreSQL would not recognize grouped expressions with other parameters.
 IS_OF_GATEWAY: Final = CALLS.agent == sa.literal(LITELLM, literal_execute=True)

@@ -27,7 +27,7 @@ from otel_limits.ledger.rows import (
     signed_picodollars,
     time_of,
 )
-from otel_limits.ledger.schema import CALL_TOKENS, CALLS, MODEL_CALL_TABLE
+from otel_limits.ledger.schema import CALL_TOKENS, CALLS, DAY_MICROSECONDS, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection
 from otel_limits.ledger.totals import add_prices
 
@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
 
 
-# --- Current prices of recorded calls, without a look-up for each of them -------------------------
+# --- current prices -------------------------------------------------------------------------------
 
 CACHED: Final = 20_000
 """Cached rates: the names of models come from outside."""
 PER_TOKEN: Final = PICODOLLARS // 1_000_000
 """From USD per million tokens to picodollars per token."""
 MICROSECOND: Final = timedelta(microseconds=1)
-DAY: Final = timedelta(days=1) // MICROSECOND
 
 
 class PicoRates(NamedTuple):
@@ -106,7 +105,7 @@ class RowPrices:
             row.tier,
             row.price_basis,
             bisect_right(self._days, row.at_us),
-            bisect_right(self._times, row.at_us % DAY),
+            bisect_right(self._times, row.at_us % DAY_MICROSECONDS),
             bisect_left(self._steps.prompts, given),
             # A rate that is unknown only matters to calls that need it.
             given > 0,
@@ -173,8 +172,7 @@ def _microseconds(moment: datetime) -> int:
     return (moment.replace(tzinfo=timezone.utc) - EPOCH) // MICROSECOND
 
 
-# --- Reprices calls of a ledger: by the current policy file, then by the installed price list -----
-# The price with which a call was recorded is kept next to the new one, with its source.
+# --- storing them ---------------------------------------------------------------------------------
 
 PORTION: Final = 2_000
 

@@ -349,7 +349,7 @@ def insertable_columns(table: sa.Table) -> list[str]:
     ]
 
 
-# --- The schema version of a ledger. One of another version is refused and left unchanged ---------
+# --- the version ----------------------------------------------------------------------------------
 
 LOCK_KEY: Final = 6_835_226_430_014
 """Key of the advisory lock under which one process creates the tables in PostgreSQL."""

@@ -178,40 +178,10 @@ def _is_in_another_trace(
     )
 
 
-# --- Tokens of imported spans that show no model call: what they are, as far as it is known -------
-# A span that encloses model calls has their sum. Within the files of an import, its parents show
-# that; for calls of other imports only the trace and the time do, as no row has the parents of a
-# span. The total of an agent without any known call is one call, until its calls are imported. All
-# other tokens are not counted, but listed.
+# --- rows of these traces in a ledger -------------------------------------------------------------
 
 PORTION: Final = 2_000
 """Traces in a statement: SQLite allows 32,766 parameters, PostgreSQL 65,535."""
-
-NO_CALL: Final = "no attribute shows a model call"
-NO_TOKENS: Final = "the gateway states a cost without tokens"
-NO_MEANING: Final = "the meaning of {} is unknown"
-
-
-class LeftOut(NamedTuple):
-    """Tokens that are not counted."""
-
-    span: Span
-    cause: str
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class SettledTotals:
-    """The sums of an import, and those in the ledger, once their calls are known."""
-
-    totals: Sequence[tuple[Span, ShownCall]]
-    """Totals of agents that count as one call each."""
-    left_out: Sequence[LeftOut]
-    superseded: Sequence[Stored]
-    """Totals and uncounted tokens in the ledger whose calls are known now."""
-
-
-# --- the rows of a ledger -------------------------------------------------------------------------
 
 
 class Times:
@@ -311,7 +281,34 @@ def _read(
             yield Stored((trace, span), invocation, (trace, owner), start_us, end_us)
 
 
-# --- the sums of an import ------------------------------------------------------------------------
+# --- tokens of spans that show no call ------------------------------------------------------------
+# A span that encloses model calls has their sum. Within the files of an import, its parents show
+# that; for calls of other imports only the trace and the time do, as no row has the parents of a
+# span. The total of an agent without any known call is one call, until its calls are imported. All
+# other tokens are not counted, but listed.
+
+NO_CALL: Final = "no attribute shows a model call"
+NO_TOKENS: Final = "the gateway states a cost without tokens"
+NO_MEANING: Final = "the meaning of {} is unknown"
+
+
+class LeftOut(NamedTuple):
+    """Tokens that are not counted."""
+
+    span: Span
+    cause: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettledTotals:
+    """The sums of an import, and those in the ledger, once their calls are known."""
+
+    totals: Sequence[tuple[Span, ShownCall]]
+    """Totals of agents that count as one call each."""
+    left_out: Sequence[LeftOut]
+    superseded: Sequence[Stored]
+    """Totals and uncounted tokens in the ledger whose calls are known now."""
 
 
 def settle(traces: Traces, calls: Collection[SpanKey], stored: StoredTraces) -> SettledTotals:

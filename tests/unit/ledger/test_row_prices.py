@@ -16,8 +16,9 @@ from otel_limits.core import catalogue
 from otel_limits.core.catalogue import current_list
 from otel_limits.core.price import Price, PriceTier
 from otel_limits.core.pricing import PriceOverride, Prices
-from otel_limits.ledger.repricing import DAY, RowPrices
+from otel_limits.ledger.repricing import RowPrices
 from otel_limits.ledger.rows import picodollars
+from otel_limits.ledger.schema import DAY_MICROSECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -103,7 +104,7 @@ def rows(prices: Prices) -> Iterator[Row]:
     for model, provider, day in DATED:
         at = microseconds(datetime.combine(day, time(), timezone.utc))
         # At the same time of day.
-        yield from (Row(each, model, provider, 100, 10) for each in (at - DAY, at))
+        yield from (Row(each, model, provider, 100, 10) for each in (at - DAY_MICROSECONDS, at))
 
 
 def microseconds(moment: datetime) -> int:
