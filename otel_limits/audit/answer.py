@@ -150,7 +150,7 @@ class Answer:
     """The most important numbers, with their titles."""
 
 
-# --- Values formatted for readers: digit groups, dollars, percentages, UTC ------------------------
+# --- values as readers see them -------------------------------------------------------------------
 
 UNKNOWN: Final = "–"  # noqa: RUF001  the dash used in tables
 CENTS: Final = Decimal("0.01")

@@ -6,13 +6,13 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date, timedelta
+from datetime import date
 from decimal import Decimal
 from fractions import Fraction
 from itertools import chain
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from otel_limits.audit.bills.bill import KINDS, BilledTokens, Kind
+from otel_limits.audit.bills.bill import DAY, KINDS, BilledTokens, Kind
 from otel_limits.core.usage import EXACT, NO_COST
 from otel_limits.ledger.rows import PICODOLLARS, UNKNOWN_SIZE, dollars
 from otel_limits.vendors.records import vendors
@@ -272,7 +272,7 @@ def cost_cells(sides: Sides) -> Iterator[list[ModelDay]]:
             yield from [groups] if whole[day] else ([group] for group in groups)
 
 
-# --- The parts of a difference between a bill and the ledger, each with its cause -----------------
+# --- parts and causes -----------------------------------------------------------------------------
 # The parts of a day and model add up to its difference exactly. A part that no cause explains is
 # `unexplained`, which includes prices that are not those of the bill.
 
@@ -285,8 +285,6 @@ ESTIMATED: Final = "estimated"
 IMPORTED: Final = "imported"
 ROUNDING: Final = "rounding"
 UNEXPLAINED: Final = "unexplained"
-
-DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,7 +345,7 @@ def label_of(cell: Sequence[ModelDay]) -> str:
     return cell[0].model if len(cell) == 1 else ALL_MODELS
 
 
-# --- Matches the calls of a log with those of the ledger, by day, model and tokens ----------------
+# --- bills of single calls ------------------------------------------------------------------------
 # A log has no ID that the ledger has. Calls with equal tokens are interchangeable, so nothing
 # depends on which of them is matched.
 
@@ -540,7 +538,7 @@ def _sum(costs: Iterable[Decimal]) -> Decimal:
     return total
 
 
-# --- Divides the differences of a bill that has sums: tokens are valued at the rates of the bill --
+# --- bills of sums --------------------------------------------------------------------------------
 
 ListPrices: TypeAlias = Callable[[str, str], Mapping[Kind, Fraction] | None]
 """Returns the listed rates of a model at a vendor, per token."""

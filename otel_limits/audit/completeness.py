@@ -19,63 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.proof import Balance
 
 
-# --- Tokens of imported spans that are not counted, as a table and as a clause --------------------
-
-COLUMNS: Final = (
-    Column("agent", "Agent"),
-    Column("span", "Span", is_key=True),
-    Column("cause", "Cause", "sentence", is_key=True),
-    Column("spans", "Spans", "count"),
-    Column("tokens", "Tokens", "count", is_key=True),
-)
-MOST_ROWS: Final = 10
-MOST_CAUSES: Final = 3
-"""Causes that the clause names."""
-
-
-def uncounted_table(inquiry: AuditQuery) -> Table | None:
-    """Build a table of the spans with the most tokens, and one row for the rest.
-
-    Returns `None` if there is none, or if the selection is by a property of calls.
-    """
-    from otel_limits.ledger.queries import uncounted, uncounted_sums
-
-    if any(each.name in OF_CALLS for each in inquiry.selection.where):
-        return None
-    spans, tokens = uncounted_sums(inquiry.connection, inquiry.selection)
-    if not spans:
-        return None
-    found = uncounted(inquiry.connection, inquiry.selection, MOST_ROWS)
-    rows = [(*keys, count, int(each)) for *keys, count, each in found]  # a Decimal in PostgreSQL
-    shown, shown_tokens = (sum(row[place] for row in rows) for place in (-2, -1))
-    if shown < spans:
-        rows.append(("(others)", "", "", spans - shown, tokens - shown_tokens))
-    return Table(
-        name="uncounted",
-        title="Tokens that are not counted",
-        columns=COLUMNS,
-        rows=rows,
-        total=("total", "", "", spans, tokens),
-        note="Imported spans report these tokens, and none of the model calls has them.",
-    )
-
-
-def uncounted_clause(connection: sa.Connection) -> str:
-    """Describe how many tokens are not counted in a ledger, and why; empty if there are none."""
-    from otel_limits.ledger.queries import uncounted_by_cause, uncounted_sums
-    from otel_limits.ledger.selection import Selection
-
-    spans, tokens = uncounted_sums(connection, Selection())
-    if not spans:
-        return ""
-    causes = [each.cause for each in uncounted_by_cause(connection, MOST_CAUSES + 1)]
-    why = "; ".join(causes[:MOST_CAUSES]) + ("; …" if len(causes) > MOST_CAUSES else "")
-    told = pluralize(tokens, "token")
-    spans_were = pluralize(spans, f"span with {told} was", f"spans with {told} were")
-    return f"{spans_were} not counted ({why})"
-
-
-# --- The line under every answer on whether its numbers are complete ------------------------------
+# --- the line under an answer ---------------------------------------------------------------------
 
 NOT_PROVEN: Final = "not tamper-evident without a close"
 UNRECORDED: Final = "rows that a process lost with a full disk are only in its log"
@@ -181,3 +125,59 @@ def _unknown(found: Balance) -> list[str]:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
         parts.append(f"{share} of tokens are unpriced, see otel-limits ledger reprice")
     return parts
+
+
+# --- tokens that are not counted ------------------------------------------------------------------
+
+UNCOUNTED: Final = (
+    Column("agent", "Agent"),
+    Column("span", "Span", is_key=True),
+    Column("cause", "Cause", "sentence", is_key=True),
+    Column("spans", "Spans", "count"),
+    Column("tokens", "Tokens", "count", is_key=True),
+)
+MOST_ROWS: Final = 10
+MOST_CAUSES: Final = 3
+"""Causes that the clause names."""
+
+
+def uncounted_table(inquiry: AuditQuery) -> Table | None:
+    """Build a table of the spans with the most tokens, and one row for the rest.
+
+    Returns `None` if there is none, or if the selection is by a property of calls.
+    """
+    from otel_limits.ledger.queries import uncounted, uncounted_sums
+
+    if any(each.name in OF_CALLS for each in inquiry.selection.where):
+        return None
+    spans, tokens = uncounted_sums(inquiry.connection, inquiry.selection)
+    if not spans:
+        return None
+    found = uncounted(inquiry.connection, inquiry.selection, MOST_ROWS)
+    rows = [(*keys, count, int(each)) for *keys, count, each in found]  # a Decimal in PostgreSQL
+    shown, shown_tokens = (sum(row[place] for row in rows) for place in (-2, -1))
+    if shown < spans:
+        rows.append(("(others)", "", "", spans - shown, tokens - shown_tokens))
+    return Table(
+        name="uncounted",
+        title="Tokens that are not counted",
+        columns=UNCOUNTED,
+        rows=rows,
+        total=("total", "", "", spans, tokens),
+        note="Imported spans report these tokens, and none of the model calls has them.",
+    )
+
+
+def uncounted_clause(connection: sa.Connection) -> str:
+    """Describe how many tokens are not counted in a ledger, and why; empty if there are none."""
+    from otel_limits.ledger.queries import uncounted_by_cause, uncounted_sums
+    from otel_limits.ledger.selection import Selection
+
+    spans, tokens = uncounted_sums(connection, Selection())
+    if not spans:
+        return ""
+    causes = [each.cause for each in uncounted_by_cause(connection, MOST_CAUSES + 1)]
+    why = "; ".join(causes[:MOST_CAUSES]) + ("; …" if len(causes) > MOST_CAUSES else "")
+    told = pluralize(tokens, "token")
+    spans_were = pluralize(spans, f"span with {told} was", f"spans with {told} were")
+    return f"{spans_were} not counted ({why})"

@@ -21,7 +21,7 @@ from otel_limits.core.events import HALTED
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON
 from otel_limits.ledger.rows import MICROSECONDS, dollars, known_cost, portions
 
-# --- Repeated tool calls of an invocation: same arguments, same result ----------------------------
+# --- repeated calls of an invocation --------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -75,15 +75,11 @@ def group_repeats(rows: Iterable[Any]) -> list[RepeatGroup]:
     return sorted(found.values(), key=lambda each: (-each.repeats, -each.calls, each.tool))
 
 
-# --- The question `loops`: repeated tool calls and failures, and their cost -----------------------
-# A call is repeated if an earlier call of the invocation had the same tool, arguments and result.
-# An invocation is if the one before, in its conversation, had the same input and failure. This
-# needs no loop limit: ledgers always contain the hashes of calls, and the number of each failure in
-# a row.
+# --- the question ---------------------------------------------------------------------------------
 
 PORTION: Final = 500
 
-COLUMNS: Final = (
+REPEATED: Final = (
     Column("agent", "Agent", is_key=True),
     Column("tool", "Tool", is_key=True),
     Column("repeats", "Repeated calls", "count", is_key=True),
@@ -163,7 +159,7 @@ class Repeating:
             self.halted.add(loop.run.id)
 
     def figures(self, calls: int | None) -> tuple[Any, ...]:
-        """The values of `COLUMNS` after its names; `calls` is the total of the tool."""
+        """The values of `REPEATED` after its names; `calls` is the total of the tool."""
         return (
             self.repeats,
             self.repeats / calls if calls else None,
@@ -277,7 +273,7 @@ def loops_table(
     return Table(
         name="loops",
         title="Repeated tool calls by agent and tool",
-        columns=COLUMNS,
+        columns=REPEATED,
         rows=[(*key, *each.figures(counts.get(key))) for key, each in in_order],
         total=("total", "", *total.figures(sum(counts.values()))),
         note="A repeated call had the same arguments and result as an earlier one of its "
@@ -336,6 +332,6 @@ LOOPS: Final = Question(
     name="loops",
     help="Find repeated tool calls and failures, and their cost.",
     answer=loops,
-    tables={"loops": COLUMNS, "worst": WORST, "repeated_failures": FAILURES},
+    tables={"loops": REPEATED, "worst": WORST, "repeated_failures": FAILURES},
     options=(Option("--top", "N", parsing.cap, "loops to list (default: 10)", default=10),),
 )

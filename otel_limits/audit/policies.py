@@ -14,7 +14,7 @@ from otel_limits.audit.sums import property_of
 from otel_limits.core.limits import EXTENSION, PREFIX, PRESET, RUN
 from otel_limits.ledger.rows import IN_FORCE, caps_in
 
-# --- The limits that an invocation has stored, and where each was set -----------------------------
+# --- limits of an invocation ----------------------------------------------------------------------
 
 CAPS: Final = (
     Column("limit", "Limit", is_key=True),
@@ -88,7 +88,7 @@ def source_of(origin: str) -> tuple[str | None, str | None]:
     return ("file" if FILE.fullmatch(origin) else "code"), origin
 
 
-# --- The question `policies`: limits in force, where they were set, and versions of policy files --
+# --- the question ---------------------------------------------------------------------------------
 
 LIMITS: Final = (
     Column("first_day", "First day", "date", is_key=True),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 
-# --- Growth of Prometheus counters in a window: the minimum and maximum that its samples allow ----
+# --- growth of counters ---------------------------------------------------------------------------
 # `increase()` would extrapolate to the edges of the window. Here the growth between consecutive
 # samples is added up instead, with the time between them, as the exact time of an increment is
 # unknown.
@@ -265,7 +265,7 @@ def _of_jobs(metric: str, jobs: Iterable[str]) -> str:
     return f"{metric}{{job=~{json.dumps(pattern)}}}"
 
 
-# --- The question `reconcile`: the ledger against Prometheus or bills, for the same window --------
+# --- the question ---------------------------------------------------------------------------------
 
 DAY_SECONDS: Final = 24 * 60 * 60
 FLOATS: Final = 1e-9

@@ -29,6 +29,7 @@ from otel_limits.audit.bill_differences import (
     parts_by_sum,
     side_by_side,
 )
+from otel_limits.audit.bills.bill import DAY
 from otel_limits.audit.bills.bill_reading import read_bills
 from otel_limits.audit.charts import bill_charts
 from otel_limits.audit.parsing import to_microseconds
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.selection import Selection
 
 
-# --- The tables of a comparison with a bill -------------------------------------------------------
+# --- the tables -----------------------------------------------------------------------------------
 
 VENDOR: Final = Column("vendor", "Bill", is_key=True)
 PLACE: Final = (
@@ -110,9 +111,8 @@ NOTES: Final = {
 }
 
 
-# --- The ledger against the bills of vendors and gateways, by day and model -----------------------
+# --- the comparison -------------------------------------------------------------------------------
 
-DAY: Final = timedelta(days=1)
 NAMED_FILES: Final = 2
 """More are only counted: a month may have a page for each day."""
 

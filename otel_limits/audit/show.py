@@ -22,7 +22,7 @@ from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS, known_cost
 
-# --- Invocations of a budget tree: turn by turn, and tool by tool ---------------------------------
+# --- turns and tools ------------------------------------------------------------------------------
 
 TURNS: Final = (
     Column("agent", "Agent", is_key=True),
@@ -47,11 +47,11 @@ TOOLS: Final = (
     Column("invocation_id", "Invocation", "id"),
 )
 
-Tools = Mapping[str, Sequence[Any]]
+ToolCalls = Mapping[str, Sequence[Any]]
 """Tool calls by invocation."""
 
 
-def tool_calls(inquiry: AuditQuery, ids: Sequence[str]) -> Tools:
+def tool_calls(inquiry: AuditQuery, ids: Sequence[str]) -> ToolCalls:
     """Read the tool calls of some invocations."""
     from otel_limits.ledger import queries
 
@@ -60,7 +60,7 @@ def tool_calls(inquiry: AuditQuery, ids: Sequence[str]) -> Tools:
     return {identity: list(group) for identity, group in grouped}
 
 
-def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: Tools) -> Table:
+def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: ToolCalls) -> Table:
     """Build a table with one row per turn of every invocation, in tree order."""
     from otel_limits.ledger import queries
 
@@ -104,7 +104,7 @@ def in_words(rows: Iterable[Any]) -> str:
     )
 
 
-def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
+def tools_table(runs: Iterable[Any], tools: ToolCalls) -> Table:
     """Build a table with one row per distinct call of an invocation, the most repeated first."""
     rows = [(run, each) for run in runs for each in group_repeats(tools.get(run.id, ()))]
     # The sort is stable: ties stay in tree order.
@@ -131,7 +131,7 @@ def tools_table(runs: Iterable[Any], tools: Tools) -> Table:
     )
 
 
-# --- The question `show`: one budget tree with its usage and halt ---------------------------------
+# --- the question ---------------------------------------------------------------------------------
 
 HALTS: Final[Mapping[str, str]] = {
     "halted": "halted",
@@ -141,7 +141,7 @@ HALTS: Final[Mapping[str, str]] = {
     "killed": "killed",
 }
 
-COLUMNS: Final = (
+TREE: Final = (
     Column("agent", "Agent", is_key=True),
     Column("reason", "Stop reason"),
     Column("halt", "Halt", "sentence"),
@@ -222,7 +222,7 @@ def show(inquiry: AuditQuery, identity: str) -> Answer:
 def grow(
     invocations: Sequence[Any],
     calls: Iterable[Any],
-    tools: Tools,
+    tools: ToolCalls,
     side_calls: Iterable[Any],
 ) -> list[Branch]:
     """Build the trees; an invocation without a recorded parent is a root."""
@@ -256,7 +256,7 @@ def tree_table(tops: Sequence[Branch]) -> Table:
     return Table(
         name="tree",
         title="Budget tree",
-        columns=COLUMNS,
+        columns=TREE,
         rows=[row for _, row in rows],
         levels=[level for level, _ in rows],
         note="A branch is an invocation with its descendants. Side calls are model calls outside "
@@ -303,7 +303,7 @@ def halt_of(row: Any) -> str | None:
     return f"{outcome} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap}{unit})"
 
 
-def summary(branches: Sequence[Branch], tools: Tools) -> str:
+def summary(branches: Sequence[Branch], tools: ToolCalls) -> str:
     """Describe the first halt of a tree by its message, and the usage until then."""
     # The first in tree order is the outermost, which halted its descendants.
     halted = [branch for branch in branches if branch.row.action in HALTS]
@@ -397,7 +397,7 @@ SHOW: Final = Question(
     name="show",
     help="Show one budget tree with its usage and halt.",
     answer=show,
-    tables={"tree": COLUMNS, "turns": TURNS, "tools": TOOLS, "limits": OF_AGENTS, "tasks": TASKS},
+    tables={"tree": TREE, "turns": TURNS, "tools": TOOLS, "limits": OF_AGENTS, "tasks": TASKS},
     optional=frozenset({"tasks"}),
     options=(
         Option(

@@ -12,8 +12,7 @@ from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table, money, written
 from otel_limits.audit.charts import overview
 from otel_limits.audit.compare import CHANGES, changes_table, periods_of
-from otel_limits.audit.completeness import COLUMNS as UNCOUNTED
-from otel_limits.audit.completeness import of_everything, uncounted_table
+from otel_limits.audit.completeness import UNCOUNTED, of_everything, uncounted_table
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold, property_of
@@ -21,7 +20,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.options import AFTER_TOOLS, OF_CALLS
 from otel_limits.ledger.rows import MICROSECONDS, dollars, tools_in
 
-# --- Costs of model calls by the tools whose results they received, and the tools' own calls ------
+# --- costs by tool --------------------------------------------------------------------------------
 # A request with the results of several tools is split among them, by how often each was called in
 # the turn before. Whole tokens and picodollars are split, so the parts add up.
 
@@ -34,7 +33,7 @@ TOOL_FIGURES: Final = (
     Column("tool_errors", "Tool errors", "count"),
     Column("tool_seconds", "Tool time", "seconds"),
 )
-NOTE: Final = (
+TOOLS_NOTE: Final = (
     "Each tool has the cost of the model calls that received its results. A call with results of "
     f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
     f"invocation and side calls; {NOT_RECORDED} is imported calls."
@@ -108,7 +107,7 @@ def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
     return uses
 
 
-# --- Spend on successful, halted, killed, failed and lost invocations -----------------------------
+# --- costs by outcome -----------------------------------------------------------------------------
 
 OUTCOMES: Final = (
     Column("invocations", "Invocations", "count"),
@@ -219,7 +218,7 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
     )
 
 
-# --- Stated costs against prices by the policy file or the price list: a table of `spend` ---------
+# --- stated costs ---------------------------------------------------------------------------------
 
 DIFFERENCES: Final = (
     Column("model", "Model", is_key=True),
@@ -252,7 +251,7 @@ def differences_table(inquiry: AuditQuery) -> Table | None:
     )
 
 
-# --- The question `spend`: model calls, tokens and cost, by any property --------------------------
+# --- the question ---------------------------------------------------------------------------------
 
 CURRENT, RECORDED = parsing.PRICES
 DEFAULT_BY: Final = ("agent", "model")
@@ -270,7 +269,7 @@ FIGURES: Final = (
     Column("estimated_calls", "Estimated calls", "count"),
     Column("unmeasured_calls", "Unmeasured calls", "count"),
 )
-ALL_NOTE: Final = (
+FIGURES_NOTE: Final = (
     "Input includes cached tokens. Cost covers calls with a known price; tokens of other calls are "
     "unpriced. Saved by cache is how much more the calls would have cost without caching; it is "
     "negative if more was written to caches than read. Calls without reported usage are estimated, "
@@ -444,7 +443,7 @@ def spend_table(
         columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
         rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
         total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),
-        note=" ".join([ALL_NOTE, *([NOTE] if TOOL in by else []), *_price_list()]),
+        note=" ".join([FIGURES_NOTE, *([TOOLS_NOTE] if TOOL in by else []), *_price_list()]),
     )
 
 

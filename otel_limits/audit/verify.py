@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.proof import Balance
 
 
-# --- The part of `verify` that compares a ledger with closes kept elsewhere -----------------------
+# --- closes kept elsewhere ------------------------------------------------------------------------
 
 CLOSED_DAYS: Final = (
     Column("close", "Close", is_key=True),
@@ -50,7 +50,7 @@ CLOSED_DAYS: Final = (
     Column("command", "Command", "command", is_key=True),
 )
 
-TITLE: Final = "Closed rows are unchanged"
+UNCHANGED: Final = "Closed rows are unchanged"
 CHAIN: Final = "Each close follows the one before it"
 ORIGINAL: Final = "Each close is as it was written"
 EDITED: Final = "differs from its digest"
@@ -136,11 +136,14 @@ class Closes:
             yield (name, day, difference.table, kind, rows or None, command)
 
 
-# --- The question `verify`: whether the ledger is complete, with evidence -------------------------
+# --- the question ---------------------------------------------------------------------------------
 
 OK: Final = "ok"
 WAITING: Final = "waiting"
 FAILED: Final = "FAILED"
+
+TOLERANCE: Final = 0.01
+INTEGRITY: Final = "Every row of the database is readable"
 
 
 class Check(NamedTuple):
@@ -252,9 +255,6 @@ def _answer(
     )
 
 
-TOLERANCE: Final = 0.01
-
-
 # --- checks ---------------------------------------------------------------------------------------
 
 
@@ -268,9 +268,6 @@ def _integrity(inquiry: AuditQuery, errors: Sequence[str]) -> Check:
         return Check(INTEGRITY, len(errors), FAILED, "; ".join(errors), command)
     why = "without checksums, a changed value is not recognized"
     return Check(INTEGRITY, 0, OK, "" if has_checksums(inquiry.connection) else why)
-
-
-INTEGRITY: Final = "Every row of the database is readable"
 
 
 def _totals(inquiry: AuditQuery, balance: Balance, findings: Findings) -> Check:
@@ -394,7 +391,7 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
 def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
     state = FAILED if closes.failures else OK
     command = command_on(inquiry, "ledger export --format csv") if closes.failures else ""
-    yield Check(TITLE, closes.failures, state, closes.details, command)
+    yield Check(UNCHANGED, closes.failures, state, closes.details, command)
     for title, problems in ((ORIGINAL, closes.edited), (CHAIN, closes.broken)):
         state = FAILED if problems else OK
         command = shlex.join(["sha256sum", *map(str, closes.files)]) if problems else ""
@@ -407,7 +404,7 @@ def _differing(closes: Closes) -> Iterator[Check]:
 
     for close, day, table, kind, rows, command in closes.table().rows:
         state = FAILED if kind in FAILING else OK
-        yield Check(TITLE, rows or 0, state, f"{close}: {table} of {day} {kind}", command)
+        yield Check(UNCHANGED, rows or 0, state, f"{close}: {table} of {day} {kind}", command)
 
 
 def _checks_table(checks: list[Check]) -> Table:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlia
 
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import clean, quoted
-from otel_limits.ledger.otlp import opened
+from otel_limits.ledger.otlp import MAX_FIELD, opened
 from otel_limits.ledger.rows import MAX_INTEGER
 
 Kind: TypeAlias = Literal["fresh", "cache_read", "cache_write", "output"]
@@ -123,11 +123,9 @@ class Bill:
     """Whether each of its rows is a single call."""
 
 
-# --- Opens exports: JSON, one or several objects of it, and CSV -----------------------------------
+# --- opening exports ------------------------------------------------------------------------------
 
 JSON_STARTS: Final = ("{", "[")
-MAX_FIELD: Final = 2**31 - 1
-"""Characters of a field of a CSV file: logs may contain whole prompts."""
 REST: Final = "(more)"
 
 
@@ -188,10 +186,12 @@ def _of_csv(text: str) -> list[Any]:
     return found
 
 
-# --- Values of exports, each checked: a count, an amount, a time ----------------------------------
+# --- values of exports ----------------------------------------------------------------------------
 
 MAX_AMOUNT: Final = Decimal(10**12)
 """No bill is higher, and a larger exponent would take all memory to write out."""
+MAX_DIGITS: Final = 40
+"""Decimal places of an amount. A float that is smaller than a picodollar has some 20."""
 UNSET: Final = (None, "")
 KEY_START: Final = "sk-"
 """Start of the secret keys of all of these vendors."""
@@ -236,10 +236,6 @@ def amount(value: Any, name: str, file: str) -> Decimal:
     if not found.is_finite() or abs(found) > MAX_AMOUNT or found.adjusted() < -MAX_DIGITS:
         raise invalid(file, name, value, "an amount, e.g. 0.06")
     return found
-
-
-MAX_DIGITS: Final = 40
-"""Decimal places of an amount. A float that is smaller than a picodollar has some 20."""
 
 
 def require_usd(currency: object, file: str) -> None:
@@ -297,7 +293,7 @@ def owner_of(row: ExportedObject, names: tuple[str, ...]) -> str:
     )
 
 
-# --- Pages of time buckets, the form of OpenAI's and Anthropic's reports --------------------------
+# --- pages of time buckets ------------------------------------------------------------------------
 
 DAY: Final = timedelta(days=1)
 AMOUNT: Final = "amount"
