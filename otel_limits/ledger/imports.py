@@ -89,7 +89,6 @@ DIVIDED: Final = (
 """A command that writes a document for each span."""
 NO_AGENT: Final = "(no agent)"
 
-
 NO_CALL: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type, langfuse.observation.type, mlflow.spanType or "
@@ -202,7 +201,7 @@ def import_files(
     traces = Traces()
     for path in files:
         _read(Path(path), keys, traces, work)
-    recorded = _recorded(database, traces.times())
+    recorded = _recorded_live(database, traces.times())
     stored = stored_traces(database, traces)
     recorded |= recorded_elsewhere(database, traces.spans.values())
     done = ImportResult(
@@ -243,7 +242,7 @@ def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) ->
         raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:
+def _recorded_live(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:
     """Return which invocations and model calls the ledger recorded live, given their times."""
     found: set[SpanKey] = set()
     traces = sorted({trace_id for trace_id, _ in wanted})
@@ -265,6 +264,9 @@ def _recorded(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]
     return found
 
 
+# --- rows -----------------------------------------------------------------------------------------
+
+
 def _rows(
     traces: Traces,
     recorded: set[SpanKey],
@@ -274,8 +276,8 @@ def _rows(
     done: ImportResult,
 ) -> Iterator[tuple[str, Row]]:
     shown = list(traces.calls())
-    counted = {span.key for span, _, _ in shown}
-    settled = settle(traces, counted.union(recorded.intersection(traces.spans)), stored)
+    keys_shown = {span.key for span, _, _ in shown}
+    settled = settle(traces, keys_shown.union(recorded.intersection(traces.spans)), stored)
     done.left_out = settled.left_out
     for each in settled.superseded:
         trace_id, span_id = each.key

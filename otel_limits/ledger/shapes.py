@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Final, TypeAlias
 
+from otel_limits.ledger.rows import EPOCH
 from otel_limits.usage.span_texts import MAX_DEPTH
 
 Node: TypeAlias = Mapping[str, Any]
@@ -35,7 +36,6 @@ SCALARS: Final = ("stringValue", "doubleValue", "boolValue")
 """Not integers: protobuf's JSON writes them as text."""
 TRACE_DIGITS: Final = 32
 MICROSECOND: Final = 1_000
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def present_names(document: Any, text: str) -> Node:
