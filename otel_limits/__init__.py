@@ -70,7 +70,8 @@ if TYPE_CHECKING:
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runs.registry import kill
-    from otel_limits.runtime.enable import disable, enable, flush
+    from otel_limits.runtime.enable import disable, enable
+    from otel_limits.runtime.flush import flush
 
 __all__ = [
     "KILLED_STOP_REASON",
@@ -147,7 +148,7 @@ LAZY_NAMES = {
     "LimitsPlugin": "otel_limits.plugin",
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
-    "flush": "otel_limits.runtime.enable",
+    "flush": "otel_limits.runtime.flush",
     "is_synthetic": "otel_limits.bindings.known",
     "kill": "otel_limits.runs.registry",
     "remaining": "otel_limits.quotas.remaining",

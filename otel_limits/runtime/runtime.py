@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from otel_limits.settings.table import Settings
 
 
-# --- Detects that a framework has been imported, and that it is imported again --------------------
+# --- imports of frameworks ------------------------------------------------------------------------
 
 
 class Imported(Protocol):
@@ -150,7 +150,7 @@ def with_parents(module: str) -> Sequence[str]:
     return list(itertools.accumulate(module.split("."), "{}.{}".format))
 
 
-# --- The runtime of a process: enables enforcement and resolves the policy of each agent ----------
+# --- the runtime ----------------------------------------------------------------------------------
 
 logger = logging.getLogger("otel_limits")
 

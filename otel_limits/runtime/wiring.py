@@ -44,8 +44,29 @@ if TYPE_CHECKING:
     from otel_limits.quotas.setup import Quotas
     from otel_limits.runs.registry import RunRegistry
 
+    Named: TypeAlias = Callable[[], Names]
+    """Returns the names in the policy file, which always have their own label value."""
 
-# --- Gives quotas access to the calls in the ledger of this process -------------------------------
+logger = logging.getLogger("otel_limits")
+
+PORT_IS_TAKEN: Final = (
+    "If several processes of an application share this port, set PROMETHEUS_MULTIPROC_DIR; "
+    "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
+)
+"""Workers first: separate ports for them are seldom intended."""
+
+NO_SUCH_ADDRESS: Final = (
+    "Set OTEL_LIMITS_PROMETHEUS_HOST to an address of this machine, and "
+    "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may bind."
+)
+
+ALREADY_REGISTERED: Final = (
+    "otel-limits does not emit the metrics of OTEL_LIMITS_GENAI_METRICS (%s): another "
+    "instrumentation has registered them in prometheus_client. Disable one of the two."
+)
+
+
+# --- the ledger, as quotas read it ----------------------------------------------------------------
 
 
 class LedgerRecords:
@@ -102,32 +123,6 @@ class LedgerRecords:
         from otel_limits.ledger.quota_usage import resets_since
 
         return resets_since(address, since)
-
-
-# --- Connects the invocations of a process to observers, prices, a tool log, a ledger and quotas --
-# A new observer is one line in `OBSERVERS`.
-
-if TYPE_CHECKING:
-    Named: TypeAlias = Callable[[], Names]
-    """Returns the names in the policy file, which always have their own label value."""
-
-logger = logging.getLogger("otel_limits")
-
-PORT_IS_TAKEN: Final = (
-    "If several processes of an application share this port, set PROMETHEUS_MULTIPROC_DIR; "
-    "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
-)
-"""Workers first: separate ports for them are seldom intended."""
-
-NO_SUCH_ADDRESS: Final = (
-    "Set OTEL_LIMITS_PROMETHEUS_HOST to an address of this machine, and "
-    "OTEL_LIMITS_PROMETHEUS_PORT to a port that this user may bind."
-)
-
-ALREADY_REGISTERED: Final = (
-    "otel-limits does not emit the metrics of OTEL_LIMITS_GENAI_METRICS (%s): another "
-    "instrumentation has registered them in prometheus_client. Disable one of the two."
-)
 
 
 # --- missing OpenTelemetry providers --------------------------------------------------------------
