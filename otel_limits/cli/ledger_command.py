@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.repricing import Repriced
 
 
-# --- The commands `ledger accept` and `ledger end-lost`: interventions that the ledger records ----
+# --- ledger accept, ledger end-lost ---------------------------------------------------------------
 
 
 def add_amendments(group: Any) -> None:
@@ -101,7 +101,7 @@ def end_lost(arguments: Namespace) -> int:
     return 0
 
 
-# --- The command `ledger close`: writes digests of days that are over -----------------------------
+# --- ledger close ---------------------------------------------------------------------------------
 
 DAY = timedelta(days=1)
 
@@ -232,7 +232,7 @@ def _require_finished(inquiry: AuditQuery, period: Period) -> None:
         )
 
 
-# --- The command `ledger reprice`: reprices calls of a ledger, and prints what changed ------------
+# --- ledger reprice -------------------------------------------------------------------------------
 
 REPRICE_TEXT = "Price unpriced calls with the policy file and the current price list."
 
@@ -296,7 +296,7 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-# --- The command `ledger`: maintains the spend ledger, imports and exports ------------------------
+# --- ledger, and its commands that only pass their options on -------------------------------------
 
 HELP: Final = """\
 Maintain the ledger: prune, export, import, reprice, merge.

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.keys import Key
 
 
-# --- The fleet's quota store and quotas, as commands open them ------------------------------------
+# --- the quota store and the quotas of a fleet ----------------------------------------------------
 
 NO_ANSWER: Final = 1
 TIMEOUT_SECONDS: Final = 2.0
@@ -143,7 +143,7 @@ def fleet_store(unset: str) -> SharedStore:
     )
 
 
-# --- Commands that change one key of a quota: one table, and one function that runs a row ---------
+# --- commands that change one key of a quota ------------------------------------------------------
 
 Name: TypeAlias = Literal["reset", "grant", "revoke", "set", "unset", "block", "unblock"]
 
@@ -443,7 +443,7 @@ def record(address: Address | None, event: QuotaGrant) -> None:
         ledger.close()
 
 
-# --- Fleet commands: show and change quotas, kill agents in every process -------------------------
+# --- show quotas, kill agents ---------------------------------------------------------------------
 
 WATCH_SECONDS: Final = 1.0
 NO_WAY_TO_AGENTS: Final = (

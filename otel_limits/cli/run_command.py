@@ -32,7 +32,7 @@ from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS, Setting
 from otel_limits.settings.variables import environment
 
-# --- Tests whether the Python that a command starts loads otel-limits -----------------------------
+# --- whether the started Python loads otel-limits -------------------------------------------------
 # `otel-limits run` uses PYTHONPATH. Python ignores it with -E and -I, skips `sitecustomize` with
 # -S, and a PEX runs Python with -E. The Python of another environment may have agents, but not
 # otel-limits. So `run` starts the interpreter first, with the same options and a question. Other
@@ -225,7 +225,7 @@ def pex_problem(path: Path) -> str | None:
     )
 
 
-# --- The command `otel-limits run`: run a program with limits on its agents -----------------------
+# --- the command ----------------------------------------------------------------------------------
 
 HELP: Final = """\
 Run a program with limits on all its agents.

@@ -11,7 +11,7 @@ from typing import Final
 
 from otel_limits.core.installing import install_command
 
-# --- Puts rules and dashboards into the objects in which a Kubernetes cluster takes them ----------
+# --- objects of Kubernetes ------------------------------------------------------------------------
 # Text within text: the comments of the rules stay, and no YAML has to be read and written again.
 
 RULE: Final = """\
@@ -76,7 +76,7 @@ def _dashboard(path: Path) -> str:
     return DASHBOARD.format(name=path.stem, content=content)
 
 
-# --- Finds the files that the package brings, and writes them out ---------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 BROUGHT: Final = (
     "grafana",

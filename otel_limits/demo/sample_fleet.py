@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
 
 
-# --- A simulated invocation, as the events that a real one publishes ------------------------------
+# --- a simulated invocation, as its events --------------------------------------------------------
 
 TENANT: Final = "tenant.id"
 """The column that OTEL_LIMITS_AUDIT_KEYS would configure."""
@@ -312,9 +312,7 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
     )
 
 
-# --- A sample fleet of nine agents, described in `fleet.json`, and the events of four weeks -------
-# Each agent, week and weekday has its own random seed. So two recordings differ only in their
-# dates, and the totals of the four weeks are always the same.
+# --- four weeks of the fleet ----------------------------------------------------------------------
 
 WEEKS: Final = 4
 DAYS: Final = 7 * WEEKS
@@ -441,7 +439,7 @@ def midnight(day: date) -> float:
     return datetime(day.year, day.month, day.day, tzinfo=timezone.utc).timestamp()
 
 
-# --- Writes the sample ledger of `otel-limits demo --record DIR` ----------------------------------
+# --- the ledger of `otel-limits demo --record DIR` ------------------------------------------------
 
 LEDGER_FILE: Final = "ledger.db"
 BATCH_SIZE: Final = 10_000

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Usage
 
 
-# --- The sample fleet as real agents, whose models answer from scripts: a day takes a minute ------
+# --- real agents with scripted models: a day takes a minute ---------------------------------------
 
 DAY_SECONDS: Final = 60.0
 DAYS_OF_WEEK: Final = 7
@@ -246,7 +246,7 @@ class LiveInvocation:
         return "Nothing new."
 
 
-# --- `otel-limits demo --serve`: a fleet that runs until Ctrl-C, with metrics and a ledger --------
+# --- the server -----------------------------------------------------------------------------------
 
 DEFAULT_PORT: Final = 9464
 FAILED: Final = 1

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from otel_limits.observers.instruments import Exemplar
 
 
-# --- Selects the quota keys that have metrics: those closest to their limit -----------------------
+# --- the quota keys that have metrics: those closest to their limit -------------------------------
 
 MAX_KEYS: Final = 50
 """Maximum number of keys per quota with metrics at a time."""
@@ -97,7 +97,7 @@ def _share_at(utilization: KeyUtilization, now: float) -> float:
     return utilization.share if utilization.resets > now else -1.0
 
 
-# --- The service of this process, from its OpenTelemetry resource ---------------------------------
+# --- the service of this process ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +125,7 @@ def service_of(attributes: Mapping[str, Any]) -> Service:
     )
 
 
-# --- Counts events in the metrics of `instruments.py`, independent of the exporter ----------------
-# Series that an alert or a rate needs are created at 0 when an agent is first seen.
+# --- the observer ---------------------------------------------------------------------------------
 
 QUOTA_GAUGES: Final = (
     table.QUOTA_USED,

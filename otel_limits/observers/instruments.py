@@ -347,7 +347,7 @@ METRICS: Final = tuple(each for each in globals().values() if isinstance(each, M
 """All metrics above, for the exporters and the documentation."""
 
 
-# --- Label values of metrics, with a maximum number of names per label ----------------------------
+# --- label values ---------------------------------------------------------------------------------
 # Names from models, users or applications are capped: agents, models, tools, stop reasons,
 # providers and observers. Finite sets (limits, quotas, built-in stop reasons) are not.
 
@@ -420,7 +420,7 @@ def framework_reasons() -> Iterator[str]:
     yield from OWN_STOP_REASONS
 
 
-# --- Creates and caches the series of metrics, independent of the exporter ------------------------
+# --- series ---------------------------------------------------------------------------------------
 
 
 class SeriesKeeper(BaseObserver, ABC):

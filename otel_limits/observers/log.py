@@ -164,7 +164,7 @@ def _log_halt(event: Halt) -> None:
     logger.warning("%s", event.sentence)
 
 
-# --- Logs the limits in use at the first agent call of a process, and agents without limits -------
+# --- limits in use, and agents without limits -----------------------------------------------------
 
 MAX_UNLIMITED: Final = 100
 """Agents without limits that are logged: a program may generate a name for each call."""

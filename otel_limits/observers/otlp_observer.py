@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number
 
 
-# --- OpenTelemetry contexts from span IDs ---------------------------------------------------------
+# --- contexts, from span IDs ----------------------------------------------------------------------
 
 
 def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
@@ -42,7 +42,7 @@ def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
     return set_span_in_context(NonRecordingSpan(span), Context())
 
 
-# --- Publishes the metrics through OpenTelemetry instruments, e.g. for export over OTLP -----------
+# --- metrics --------------------------------------------------------------------------------------
 
 FLUSH_INTERVAL_SECONDS: Final = 1.0
 """Minimum interval between exports triggered by new agents."""
@@ -164,7 +164,7 @@ def make_instrument(meter: Meter, spec: MetricSpec) -> Any:
     return make(spec.otel_name, spec.unit, spec.help)
 
 
-# --- Emits each halt as an OpenTelemetry log event, independent of trace sampling -----------------
+# --- halts, as log events that trace sampling does not affect -------------------------------------
 
 
 class EventObserver(BaseObserver):

@@ -17,6 +17,8 @@ from otel_limits.runs.registry import LIVE
 if TYPE_CHECKING:
     from otel_limits.core.events import Event, Observer
 
+    Queue: TypeAlias = "queue.SimpleQueue[Event | threading.Event | None]"
+
 
 class BaseObserver:
     """Base class of observers. A failure is logged and counted and does not affect the agent."""
@@ -128,10 +130,7 @@ class LazyObserver(Generic[T]):
             self.made.close()
 
 
-# --- Base class of observers that do I/O: a bounded queue and a worker thread for each ------------
-
-if TYPE_CHECKING:
-    Queue: TypeAlias = "queue.SimpleQueue[Event | threading.Event | None]"
+# --- observers that do I/O: a bounded queue and a worker thread for each --------------------------
 
 MAX_QUEUED: Final = 10_000
 FLUSH_SECONDS: Final = 5.0

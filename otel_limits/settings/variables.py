@@ -55,7 +55,7 @@ def data_directory() -> Path:
     return Path(base) / "otel-limits"
 
 
-# --- OpenTelemetry's own variables for OTLP -------------------------------------------------------
+# --- OpenTelemetry's variables for OTLP -----------------------------------------------------------
 
 OTLP_PREFIX: Final = "OTEL_EXPORTER_OTLP_"
 CONFIGURATION_FILES: Final = ("OTEL_CONFIG_FILE", "OTEL_EXPERIMENTAL_CONFIG_FILE")
@@ -136,7 +136,7 @@ def _seconds(text: str | None) -> float:
         return DEFAULT_TIMEOUT_SECONDS
 
 
-# --- Credentials for Prometheus queries, which are never shown ------------------------------------
+# --- credentials for Prometheus queries -----------------------------------------------------------
 
 logger = logging.getLogger("otel_limits")
 

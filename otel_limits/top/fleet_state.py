@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from otel_limits.top.scrapes import Feed
 
 
-# --- Computes the increases of counters between scrapes -------------------------------------------
+# --- increases of counters between scrapes --------------------------------------------------------
 
 Key: TypeAlias = tuple[str, ...]
 """A counter, e.g. `("turns", "researcher")`."""
@@ -245,7 +245,7 @@ def hourly_key(sample: ScrapedSample) -> Key | None:
     return ("internal_error",) if sample.name == table.INTERNAL_ERRORS.name else None
 
 
-# --- Derives the state of a fleet from scrapes ----------------------------------------------------
+# --- the state ------------------------------------------------------------------------------------
 
 COUNTED: Final = {table.TURNS.name: "turns", table.TOKENS.name: "tokens"}
 FINISHED: Final = {

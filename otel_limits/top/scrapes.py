@@ -138,7 +138,7 @@ def scrape(feed: Feed, now: float) -> Scrape:
         return Scrape(feed.shown, now, error=str(error))
 
 
-# --- Scrapes `/metrics` endpoints -----------------------------------------------------------------
+# --- `/metrics` endpoints -------------------------------------------------------------------------
 
 SCRAPE_SECONDS: Final = 2.0
 """Timeout of an endpoint. Older data is no longer live."""
@@ -283,7 +283,7 @@ def _is_read(line: str) -> bool:
     return name in SAMPLES or (name in FAILED and FAILED[name] in line)
 
 
-# --- Reads the metrics of a fleet from a Prometheus server ----------------------------------------
+# --- a Prometheus server --------------------------------------------------------------------------
 
 QUERY_SECONDS: Final = 10.0
 """Longer than for endpoints, as the history of a large fleet takes megabytes."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from otel_limits.cli.doctor.finding import Context, Finding
 
 
-# --- The checks of `check` and `doctor`, in the order of their findings ---------------------------
+# --- the checks, in the order of their findings ---------------------------------------------------
 
 Command: TypeAlias = Literal["check", "doctor"]
 
@@ -83,7 +83,7 @@ def findings_of(command: Command, context: Context) -> list[Finding]:
     ]
 
 
-# --- The command `otel-limits doctor` -------------------------------------------------------------
+# --- the command ----------------------------------------------------------------------------------
 
 HELP: Final = """\
 Verify enforcement with a built-in runaway agent.

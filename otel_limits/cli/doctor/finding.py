@@ -103,7 +103,7 @@ def as_json(findings: Sequence[Finding]) -> str:
     )
 
 
-# --- The application that the checks of `check` and `doctor` examine ------------------------------
+# --- the examined application ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def missing(_: Context) -> Iterator[Finding]:
         yield warn("missing framework", sentence)
 
 
-# --- Reads which frameworks a program imports, without running it ---------------------------------
+# --- the frameworks that a program imports --------------------------------------------------------
 # The program's source is parsed, and those of the modules that it imports from its directory, the
 # current one and PYTHONPATH. Other packages import what their distributions require.
 

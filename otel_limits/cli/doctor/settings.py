@@ -375,7 +375,7 @@ def permissions(context: Context) -> Iterator[Finding]:
         yield fail("permissions", f"{variable}: its user lacks permissions. {rule}")
 
 
-# --- Checks that the configured OTLP endpoints accept exports -------------------------------------
+# --- OTLP endpoints -------------------------------------------------------------------------------
 
 PATIENCE_SECONDS: Final = 3.0
 

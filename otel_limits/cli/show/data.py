@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.question import Question
 
 
-# --- JSON Schemas of answers, built from the columns of their tables ------------------------------
+# --- JSON Schemas, built from the columns of tables -----------------------------------------------
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 VERSION: Final = 1
@@ -120,7 +120,7 @@ def _row(columns: Sequence[Column], more: Sequence[Column] = ()) -> dict[str, An
     }
 
 
-# --- Answers for programs: JSON with every table, or CSV with one ---------------------------------
+# --- JSON and CSV ---------------------------------------------------------------------------------
 
 
 def as_json(answer: Answer) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.answer import Answer, CellKind, Chart, ChartSeries, Column, Mark, Table
 
 
-# --- SVG charts in the colors of the page around them ---------------------------------------------
+# --- SVG charts, in the colors of the page around them --------------------------------------------
 
 WIDTH: Final = 640
 WIDE: Final = 1300
@@ -217,7 +217,7 @@ def _text(x: float, y: float, text: str, anchor: str, style: str = "", hint: str
     )
 
 
-# --- Answers as self-contained HTML pages, without network access or other files ------------------
+# --- the page -------------------------------------------------------------------------------------
 
 POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from otel_limits.audit.answer import Answer, CellKind, Column, Table
 
 
-# --- Fits a table to a terminal: nothing is cut without a mark, and no key column is hidden -------
+# --- tables that fit the terminal -----------------------------------------------------------------
 # Numbers are never cut. If there is too little room, headings are folded, empty columns hidden,
 # sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
 # keys. If even the keys do not fit, each value has its own line.
@@ -208,7 +208,7 @@ def wrapped(text: str, width: int) -> list[str]:
     return lines
 
 
-# --- Answers on a terminal ------------------------------------------------------------------------
+# --- the answer -----------------------------------------------------------------------------------
 
 FILE_WIDTH: Final = 500
 """Width without a terminal, so that nothing is folded in a file."""

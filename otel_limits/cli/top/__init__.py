@@ -1,5 +1,4 @@
 """The command `otel-limits top`: the fleet live in the terminal.
 
-`live` polls the metrics and reads keys by `keyboard`. A key changes the `view`. `screen` draws it,
-with the table of `columns`.
+`live.py` polls the metrics and reads keys. A key changes the view. `screen.py` draws it.
 """

@@ -26,7 +26,7 @@ from otel_limits.quotas.store import StoreError
 from otel_limits.top.fleet_state import FleetTracker, track
 from otel_limits.top.scrapes import Feed, Scrape, first_scrapes, scrape
 
-# --- Reads single keys from a terminal and restores its modes afterwards --------------------------
+# --- keys -----------------------------------------------------------------------------------------
 
 ENDING: Final = ("SIGTERM", "SIGHUP")
 """Signals that would end the program without restoring the terminal."""
@@ -132,7 +132,7 @@ def exit_on_signal() -> Iterator[None]:
             signal.raise_signal(received[0])
 
 
-# --- The live view: polls feeds, draws the screen and handles keys --------------------------------
+# --- the loop: poll, draw, handle keys ------------------------------------------------------------
 
 EVERY_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.2

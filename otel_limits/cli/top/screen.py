@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_limits.top.fleet import AgentRow, CapShare, Fleet, QuotaRow, RecentHalt
 
 
-# --- The table of agents, and the formatting of numbers and bars ----------------------------------
+# --- the table of agents: columns, numbers and bars -----------------------------------------------
 
 EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 FULL: Final = "█"
@@ -233,7 +233,7 @@ def agent_table(rows: Sequence[AgentRow], chosen: AgentRow | None, width: int) -
         yield line
 
 
-# --- The state of the live view (order, filter, chosen agent) and how keys change it --------------
+# --- the view: order, filter and chosen agent, changed by keys ------------------------------------
 
 Mode = Literal["rows", "filter", "kill", "help"]
 
@@ -375,7 +375,7 @@ def kill_refusal(agent: str) -> str | None:
     return None
 
 
-# --- The screen: totals, agents, quotas, recent halts and keys ------------------------------------
+# --- the screen -----------------------------------------------------------------------------------
 
 MAX_QUOTAS: Final = 3
 MAX_HALTS: Final = 5

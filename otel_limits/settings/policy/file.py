@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
 
 
-# --- Write access to the policy file, which tools of an agent share with its user -----------------
+# --- write access, which tools of an agent share with its user ------------------------------------
 
 CHANGEABLE: Final = (
     "Agents that run as this user can change policy file {path}, e.g. with a shell tool. "
@@ -90,7 +90,7 @@ def _is_under_control(place: Path) -> bool:
     return os.access(place, os.W_OK) and not (is_sticky and os.getuid() != 0)
 
 
-# --- The policy file on disk, reloaded for new invocations when it changes ------------------------
+# --- the file, reloaded for new invocations when it changes ---------------------------------------
 
 logger = logging.getLogger("otel_limits")
 

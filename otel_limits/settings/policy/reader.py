@@ -38,10 +38,7 @@ from otel_limits.core.values import (
 )
 from otel_limits.settings.policy.document import AGENT_SETTINGS, NO_DOCUMENT, Document, Entry
 
-# --- models ---------------------------------------------------------------------------------------
-# The parts of a policy file as models: its keys, what they may contain, and what they are for.
-
-# --- agents ---------------------------------------------------------------------------------------
+# --- agents: keys of the file, what they may contain, and what they are for -----------------------
 
 
 def _type_of(kind: Kind[Any]) -> Any:
@@ -81,7 +78,7 @@ Section: Final = _part(
 )
 
 
-# --- models ---------------------------------------------------------------------------------------
+# --- models and their prices ----------------------------------------------------------------------
 
 Rate: TypeAlias = Annotated[Any, Of(PRICE)]
 Fee: TypeAlias = Annotated[Any, Of(FEE)]
@@ -198,7 +195,7 @@ class WrittenModel(Part):
         return PriceOverride(price=price, priced_as=self.priced_as, provider=self.provider)
 
 
-# --- the file -------------------------------------------------------------------------------------
+# --- tools, and the whole file --------------------------------------------------------------------
 
 
 class WrittenTool(Part):
@@ -237,7 +234,7 @@ File: Final = _part(
 )
 
 
-# --- Parses YAML into values with line numbers, without creating objects from tags ----------------
+# --- YAML as values with line numbers -------------------------------------------------------------
 # Only syntax on which all YAML parsers agree is interpreted: `true` and `false` are booleans,
 # decimal numbers are numbers (exact ones, if they have a fraction), everything else is text. So
 # `no` is a name, `010` is not an octal number and `1:30` is not a duration.
@@ -452,7 +449,7 @@ def _unquoted(text: str) -> bool | int | Decimal | str | None:
     return text
 
 
-# --- Parses a policy file and collects all mistakes -----------------------------------------------
+# --- the document, and all mistakes ---------------------------------------------------------------
 
 
 def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
