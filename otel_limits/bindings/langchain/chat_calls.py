@@ -58,49 +58,6 @@ if TYPE_CHECKING:
     from otel_limits.runs.calls import InFlightCall
 
 
-# --- answers streamed within a method that returns whole ones -------------------------------------
-# LangChain streams them if a reader of the graph asks for messages or events, and shows the parts
-# to callbacks only.
-
-
-class AnswerEndedError(BaseException):
-    """Ends an answer from a callback: LangChain only logs those that are an `Exception`."""
-
-
-class AnswerReader(BaseCallbackHandler):
-    """Notes each part of an answer, and ends the answer if its invocation was ended.
-
-    Args:
-        note: Called with each part.
-        is_cut: Returns, after each part, whether the invocation was ended.
-    """
-
-    run_inline = True
-    ignore_chat_model = True
-
-    def __init__(self, note: Callable[[Any], object], is_cut: Callable[[], bool]) -> None:
-        """Create a reader."""
-        self._note = note
-        self._is_cut = is_cut
-
-    def on_llm_new_token(self, token: Any, *, chunk: Any = None, **_: Any) -> None:  # noqa: ARG002
-        """Note a part."""
-        if chunk is not None:
-            self._note(chunk.message)
-        if self._is_cut():
-            raise AnswerEndedError
-
-
-def with_reader(callbacks: Any, reader: AnswerReader) -> Any:
-    """Return the callbacks of a request with a reader, which requests within it do not inherit."""
-    manager = callbacks.copy() if isinstance(callbacks, BaseCallbackManager) else None
-    if manager is None:
-        handlers = list(callbacks or ())
-        manager = BaseCallbackManager(handlers=handlers, inheritable_handlers=[*handlers])
-    manager.add_handler(reader, inherit=False)
-    return manager
-
-
 # --- requests -------------------------------------------------------------------------------------
 
 ASKED: Final = ("input", "messages", "prompts", "prompt")
@@ -536,3 +493,46 @@ def note_begun(request: ChatRequest, response: Any) -> None:
     """Note an answer that was broken off: its vendor bills what it has sent."""
     if response is not None and any(response.generations):
         request.calls[0].answered = request.calls[0].has_content = True
+
+
+# --- answers streamed within a method that returns whole ones -------------------------------------
+# LangChain streams them if a reader of the graph asks for messages or events, and shows the parts
+# to callbacks only.
+
+
+class AnswerEndedError(BaseException):
+    """Ends an answer from a callback: LangChain only logs those that are an `Exception`."""
+
+
+class AnswerReader(BaseCallbackHandler):
+    """Notes each part of an answer, and ends the answer if its invocation was ended.
+
+    Args:
+        note: Called with each part.
+        is_cut: Returns, after each part, whether the invocation was ended.
+    """
+
+    run_inline = True
+    ignore_chat_model = True
+
+    def __init__(self, note: Callable[[Any], object], is_cut: Callable[[], bool]) -> None:
+        """Create a reader."""
+        self._note = note
+        self._is_cut = is_cut
+
+    def on_llm_new_token(self, token: Any, *, chunk: Any = None, **_: Any) -> None:  # noqa: ARG002
+        """Note a part."""
+        if chunk is not None:
+            self._note(chunk.message)
+        if self._is_cut():
+            raise AnswerEndedError
+
+
+def with_reader(callbacks: Any, reader: AnswerReader) -> Any:
+    """Return the callbacks of a request with a reader, which requests within it do not inherit."""
+    manager = callbacks.copy() if isinstance(callbacks, BaseCallbackManager) else None
+    if manager is None:
+        handlers = list(callbacks or ())
+        manager = BaseCallbackManager(handlers=handlers, inheritable_handlers=[*handlers])
+    manager.add_handler(reader, inherit=False)
+    return manager

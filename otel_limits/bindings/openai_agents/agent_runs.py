@@ -33,161 +33,6 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import InterruptedTasks
 
 
-# --- tasks whose record is lost -------------------------------------------------------------------
-# What a run has used is recounted from its own state.
-
-
-def task_of(identity: str, state: Mapping[str, Any]) -> Task:
-    """Return a task that has used what a state shows, which is never more than it has used.
-
-    Args:
-        identity: Its ID.
-        state: The state as JSON values. It may have been changed in a store.
-    """
-    task = Task(identity, Policy(), 0)
-    tally, responses = task.budget.tally, state["model_responses"]
-    tally.turns = _count(state["current_turn"])
-    for usage in (each["usage"] for each in responses):
-        tally.model_calls += max(_count(usage["requests"]), 1)
-        tally.input += _count(usage["input_tokens"])
-        tally.output += _count(usage["output_tokens"])
-    task.calls_by_tool = dict(Counter(_answered_tools(state)))
-    tally.tool_calls = sum(task.calls_by_tool.values())
-    return task
-
-
-def _answered_tools(state: Mapping[str, Any]) -> Iterator[str]:
-    items = [item for each in state["model_responses"] for item in each["output"]]
-    names = {item["call_id"]: item["name"] for item in items if item["type"] == "function_call"}
-    for item in state["session_items"]:
-        call = item["raw_item"].get("call_id")
-        if item["type"] == "tool_call_output_item" and call in names:
-            yield names[call]
-
-
-def _count(value: object) -> int:
-    return max(value, 0) if isinstance(value, int) else 0
-
-
-# --- tasks in the state of a run ------------------------------------------------------------------
-# The state has a record of the tools that each agent has used. The SDK ignores what it says about
-# agents that do not exist, and writes and reads it with the rest of the state.
-
-Entries: TypeAlias = "Mapping[str, Sequence[str]]"
-"""Tasks that wait for an answer, by agent: the key and the record of each."""
-
-logger = logging.getLogger("otel_limits")
-
-RECOUNTED: Final = (
-    "Its turns, model calls, tool calls and tokens are those that the state shows; its cost, its "
-    "time and the usage of agents within it start from zero"
-)
-
-WAITING: Final = "otel_limits_waiting"
-"""Attribute of a result with the tasks that wait for an answer."""
-
-ENTRY: Final = "otel_limits:"
-"""Prefix of the names of our entries in a state; the rest is the name of an agent."""
-
-
-def key_of(invocation: object) -> str:
-    """Return the key of the task of an invocation, by the ID of the invocation."""
-    return f"openai-agents:{invocation}"
-
-
-def keep(result: Any, waiting: Entries) -> None:
-    """Keep tasks in the result of an interrupted run."""
-    setattr(result, WAITING, waiting)
-
-
-def track_to_state(original: Any) -> Any:
-    """Wrap `to_state` of a class of results."""
-
-    @functools.wraps(original)
-    def to_state(result: Any) -> Any:
-        state = original(result)
-        _write(state, vars(result).get(WAITING, {}))
-        return state
-
-    return to_state
-
-
-@suppress_errors("binding")
-def _write(state: Any, waiting: Entries) -> None:
-    if waiting:
-        ours = {ENTRY + agent: texts for agent, texts in waiting.items()}
-        state.set_tool_use_tracker_snapshot({**state.get_tool_use_tracker_snapshot(), **ours})
-
-
-@suppress_errors("binding")
-def recalled(given: Any, agent: str, host: Host) -> Entries:
-    """Return the tasks that a run continues with the state that it is given.
-
-    Args:
-        given: The input of the run.
-        agent: The name of its first agent.
-        host: The runtime of the process.
-    """
-    if not isinstance(given, RunState) or not given.get_interruptions():
-        return {}
-    interrupted = host.runs.interrupted
-    entries = {
-        name.removeprefix(ENTRY): texts
-        for name, texts in given.get_tool_use_tracker_snapshot().items()
-        if name.startswith(ENTRY) and len(texts) == 2  # noqa: PLR2004  key and record
-    }
-    if host.policy(agent).on_resume != "continue":
-        return entries
-    for key, record in entries.values():
-        problem = _problem_with(record)
-        if problem is not None and interrupted.find([key]) is None:
-            INTERNAL_ERRORS.report("tasks", problem, f"{problem} {RECOUNTED}")
-            _recount(given, key, interrupted)
-        else:
-            interrupted.recall([(key, record)])
-    if agent not in entries:
-        _report_missing(agent)
-        key = key_of(uuid4().hex)
-        for name in (agent, *_recount(given, key, interrupted)):
-            entries.setdefault(name, [key, ""])
-    return entries
-
-
-def _problem_with(record: str) -> InvalidRecordError | None:
-    try:
-        Task.from_record(record)
-    except InvalidRecordError as error:
-        return error
-    return None
-
-
-@suppress_errors("binding")
-def _recounted(state: RunState[Any], key: str, interrupted: InterruptedTasks) -> Sequence[str]:
-    shown = state.to_json(context_serializer=lambda _: {})
-    interrupted.keep([key], task_of(uuid4().hex, shown))
-    return (shown["current_agent"]["name"],)
-
-
-def _recount(state: RunState[Any], key: str, interrupted: InterruptedTasks) -> Sequence[str]:
-    """Keep a task with what a state shows; return the agents that it is about besides the first."""
-    return _recounted(state, key, interrupted) or ()
-
-
-MISSING: Final[set[str]] = set()
-"""Agents whose states had no record."""
-
-
-def _report_missing(agent: str) -> None:
-    """Log, once for each agent, that a state has no record."""
-    if agent not in MISSING:
-        MISSING.add(agent)
-        logger.warning(
-            "otel-limits: agent %s continues from a RunState without a record of its task. %s.",
-            quoted(agent),
-            RECOUNTED,
-        )
-
-
 # --- runs and their agents ------------------------------------------------------------------------
 
 HANDOFF: Final = "handoff"
@@ -434,3 +279,158 @@ def active_of_task() -> AgentInvocation | None:
     """Return the active agent of the run in whose own task the code runs, outside of its tools."""
     invocation = invocation_of_task(AgentInvocation)
     return None if invocation is None else invocation.agent_run.active
+
+
+# --- tasks in the state of a run ------------------------------------------------------------------
+# The state has a record of the tools that each agent has used. The SDK ignores what it says about
+# agents that do not exist, and writes and reads it with the rest of the state.
+
+Entries: TypeAlias = "Mapping[str, Sequence[str]]"
+"""Tasks that wait for an answer, by agent: the key and the record of each."""
+
+logger = logging.getLogger("otel_limits")
+
+RECOUNTED: Final = (
+    "Its turns, model calls, tool calls and tokens are those that the state shows; its cost, its "
+    "time and the usage of agents within it start from zero"
+)
+
+WAITING: Final = "otel_limits_waiting"
+"""Attribute of a result with the tasks that wait for an answer."""
+
+ENTRY: Final = "otel_limits:"
+"""Prefix of the names of our entries in a state; the rest is the name of an agent."""
+
+
+def key_of(invocation: object) -> str:
+    """Return the key of the task of an invocation, by the ID of the invocation."""
+    return f"openai-agents:{invocation}"
+
+
+def keep(result: Any, waiting: Entries) -> None:
+    """Keep tasks in the result of an interrupted run."""
+    setattr(result, WAITING, waiting)
+
+
+def track_to_state(original: Any) -> Any:
+    """Wrap `to_state` of a class of results."""
+
+    @functools.wraps(original)
+    def to_state(result: Any) -> Any:
+        state = original(result)
+        _write(state, vars(result).get(WAITING, {}))
+        return state
+
+    return to_state
+
+
+@suppress_errors("binding")
+def _write(state: Any, waiting: Entries) -> None:
+    if waiting:
+        ours = {ENTRY + agent: texts for agent, texts in waiting.items()}
+        state.set_tool_use_tracker_snapshot({**state.get_tool_use_tracker_snapshot(), **ours})
+
+
+@suppress_errors("binding")
+def recalled(given: Any, agent: str, host: Host) -> Entries:
+    """Return the tasks that a run continues with the state that it is given.
+
+    Args:
+        given: The input of the run.
+        agent: The name of its first agent.
+        host: The runtime of the process.
+    """
+    if not isinstance(given, RunState) or not given.get_interruptions():
+        return {}
+    interrupted = host.runs.interrupted
+    entries = {
+        name.removeprefix(ENTRY): texts
+        for name, texts in given.get_tool_use_tracker_snapshot().items()
+        if name.startswith(ENTRY) and len(texts) == 2  # noqa: PLR2004  key and record
+    }
+    if host.policy(agent).on_resume != "continue":
+        return entries
+    for key, record in entries.values():
+        problem = _problem_with(record)
+        if problem is not None and interrupted.find([key]) is None:
+            INTERNAL_ERRORS.report("tasks", problem, f"{problem} {RECOUNTED}")
+            _recount(given, key, interrupted)
+        else:
+            interrupted.recall([(key, record)])
+    if agent not in entries:
+        _report_missing(agent)
+        key = key_of(uuid4().hex)
+        for name in (agent, *_recount(given, key, interrupted)):
+            entries.setdefault(name, [key, ""])
+    return entries
+
+
+def _problem_with(record: str) -> InvalidRecordError | None:
+    try:
+        Task.from_record(record)
+    except InvalidRecordError as error:
+        return error
+    return None
+
+
+@suppress_errors("binding")
+def _recounted(state: RunState[Any], key: str, interrupted: InterruptedTasks) -> Sequence[str]:
+    shown = state.to_json(context_serializer=lambda _: {})
+    interrupted.keep([key], task_of(uuid4().hex, shown))
+    return (shown["current_agent"]["name"],)
+
+
+def _recount(state: RunState[Any], key: str, interrupted: InterruptedTasks) -> Sequence[str]:
+    """Keep a task with what a state shows; return the agents that it is about besides the first."""
+    return _recounted(state, key, interrupted) or ()
+
+
+MISSING: Final[set[str]] = set()
+"""Agents whose states had no record."""
+
+
+def _report_missing(agent: str) -> None:
+    """Log, once for each agent, that a state has no record."""
+    if agent not in MISSING:
+        MISSING.add(agent)
+        logger.warning(
+            "otel-limits: agent %s continues from a RunState without a record of its task. %s.",
+            quoted(agent),
+            RECOUNTED,
+        )
+
+
+# --- tasks whose record is lost -------------------------------------------------------------------
+# What a run has used is recounted from its own state.
+
+
+def task_of(identity: str, state: Mapping[str, Any]) -> Task:
+    """Return a task that has used what a state shows, which is never more than it has used.
+
+    Args:
+        identity: Its ID.
+        state: The state as JSON values. It may have been changed in a store.
+    """
+    task = Task(identity, Policy(), 0)
+    tally, responses = task.budget.tally, state["model_responses"]
+    tally.turns = _count(state["current_turn"])
+    for usage in (each["usage"] for each in responses):
+        tally.model_calls += max(_count(usage["requests"]), 1)
+        tally.input += _count(usage["input_tokens"])
+        tally.output += _count(usage["output_tokens"])
+    task.calls_by_tool = dict(Counter(_answered_tools(state)))
+    tally.tool_calls = sum(task.calls_by_tool.values())
+    return task
+
+
+def _answered_tools(state: Mapping[str, Any]) -> Iterator[str]:
+    items = [item for each in state["model_responses"] for item in each["output"]]
+    names = {item["call_id"]: item["name"] for item in items if item["type"] == "function_call"}
+    for item in state["session_items"]:
+        call = item["raw_item"].get("call_id")
+        if item["type"] == "tool_call_output_item" and call in names:
+            yield names[call]
+
+
+def _count(value: object) -> int:
+    return max(value, 0) if isinstance(value, int) else 0

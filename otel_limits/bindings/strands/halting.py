@@ -27,6 +27,63 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict
 
 
+# --- halts in a conversation and its span ---------------------------------------------------------
+
+
+class RefusedError(InterruptException):
+    """Carries a halt from the model stage to the agent stage.
+
+    It is an interrupt because those pass through the loop without being wrapped or logged, and
+    without an `AfterModelCallEvent`: no model was called.
+    """
+
+    def __init__(self) -> None:
+        """Create an interrupt with placeholder values."""
+        super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
+
+
+@suppress_errors("span")
+def end_quietly(span: trace.Span | None) -> None:
+    """End the span of a refused call with status OK, before Strands ends it as an error."""
+    if span is None or not span.is_recording():
+        return
+    name = getattr(span, "name", "")
+    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
+        # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
+        # Strands writes for the refusal has no effect.
+        span.set_status(trace.StatusCode.OK)
+        span.end()
+
+
+def apply_halt(
+    agent: Agent,
+    invocation: StrandsInvocation,
+    message: Message,
+    verdict: Verdict,
+    action: ActionTaken,
+) -> None:
+    """Publish the halt and annotate its message and span."""
+    # First, as the stop in the message reads action and verdict from the run.
+    invocation.run.halt(verdict, action)
+    invocation.run.note_halt(invocation.run.sentence, verdict)
+    invocation.leg.message = message
+    stop = invocation.run.stop(verdict.reason)
+    synthetic = is_ours(message, invocation, verdict)
+    mark(cast("Any", message), stop, synthetic=synthetic)
+    write_halt(agent.trace_span, verdict, invocation.run, synthetic=synthetic)
+
+
+@suppress_errors("binding")
+def apply_halt_if_due(agent: Agent, invocation: StrandsInvocation, message: Message) -> None:
+    """Apply a pending halt if this is its message and it is not applied yet."""
+    if invocation.leg.message is not None or invocation.verdict is None:
+        return
+    if is_ours(message, invocation, invocation.verdict):
+        action = invocation.verdict.action or invocation.run.policy.action
+        taken: ActionTaken = "raised" if action == "raise" else "halted"
+        apply_halt(agent, invocation, message, invocation.verdict, taken)
+
+
 # --- last answers ---------------------------------------------------------------------------------
 # The loop ends with the model's answer, or with our message if that is empty.
 
@@ -208,60 +265,3 @@ def is_ours(message: Message, invocation: StrandsInvocation, verdict: Verdict) -
 def _has_content(block: ContentBlock) -> bool:
     """Return whether a block has content: text that is not blank, or e.g. a picture."""
     return "reasoningContent" not in block and bool(block.get("text", "more than text").strip())
-
-
-# --- halts in a conversation and its span ---------------------------------------------------------
-
-
-class RefusedError(InterruptException):
-    """Carries a halt from the model stage to the agent stage.
-
-    It is an interrupt because those pass through the loop without being wrapped or logged, and
-    without an `AfterModelCallEvent`: no model was called.
-    """
-
-    def __init__(self) -> None:
-        """Create an interrupt with placeholder values."""
-        super().__init__(Interrupt(id="otel_limits", name="otel_limits"))
-
-
-@suppress_errors("span")
-def end_quietly(span: trace.Span | None) -> None:
-    """End the span of a refused call with status OK, before Strands ends it as an error."""
-    if span is None or not span.is_recording():
-        return
-    name = getattr(span, "name", "")
-    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
-        # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
-        # Strands writes for the refusal has no effect.
-        span.set_status(trace.StatusCode.OK)
-        span.end()
-
-
-def apply_halt(
-    agent: Agent,
-    invocation: StrandsInvocation,
-    message: Message,
-    verdict: Verdict,
-    action: ActionTaken,
-) -> None:
-    """Publish the halt and annotate its message and span."""
-    # First, as the stop in the message reads action and verdict from the run.
-    invocation.run.halt(verdict, action)
-    invocation.run.note_halt(invocation.run.sentence, verdict)
-    invocation.leg.message = message
-    stop = invocation.run.stop(verdict.reason)
-    synthetic = is_ours(message, invocation, verdict)
-    mark(cast("Any", message), stop, synthetic=synthetic)
-    write_halt(agent.trace_span, verdict, invocation.run, synthetic=synthetic)
-
-
-@suppress_errors("binding")
-def apply_halt_if_due(agent: Agent, invocation: StrandsInvocation, message: Message) -> None:
-    """Apply a pending halt if this is its message and it is not applied yet."""
-    if invocation.leg.message is not None or invocation.verdict is None:
-        return
-    if is_ours(message, invocation, invocation.verdict):
-        action = invocation.verdict.action or invocation.run.policy.action
-        taken: ActionTaken = "raised" if action == "raise" else "halted"
-        apply_halt(agent, invocation, message, invocation.verdict, taken)

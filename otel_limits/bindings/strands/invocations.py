@@ -57,244 +57,6 @@ if TYPE_CHECKING:
     from otel_limits.runs.tasks import Task
 
 
-# --- questions to a human -------------------------------------------------------------------------
-
-NAME: Final = "otel_limits"
-"""Name of our interrupts, the prefix of their IDs, and our key in what Strands keeps with them."""
-
-
-def is_unanswered(event: AfterInvocationEvent) -> bool:
-    """Return whether a hook resumes a leg that ended with our question without answering it.
-
-    Strands raises an exception for that, which the hook would never get without otel-limits.
-    """
-    interrupts = (event.result and event.result.interrupts) or ()
-    # Each of them must be answered; the last one is certainly ours.
-    asked = [each.id for each in interrupts if each.name == NAME]
-    return bool(asked) and not _answers(event.resume, asked[-1])
-
-
-def _answers(resume: object, question_id: str) -> bool:
-    """Return whether a hook resumes only with answers, including one to a question."""
-    if not isinstance(resume, list) or not all(isinstance(each, Mapping) for each in resume):
-        return False
-    answers = [each.get("interruptResponse") for each in resume]
-    ids = [each.get("interruptId") for each in answers if isinstance(each, Mapping)]
-    return len(ids) == len(resume) and question_id in ids
-
-
-def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
-    """Create the interrupt that describes the limit that was reached, and the agent.
-
-    Strands keeps the interrupts of all nodes of a graph by ID, so each question needs a unique one.
-    """
-    identity = f"{NAME}:{invocation.agent}:{invocation.id}"
-    reason = extensions.question(verdict, invocation)
-    return InterruptException(Interrupt(id=identity, name=NAME, reason=reason))
-
-
-def answer_of(agent: Agent) -> Interrupt | None:
-    """Return our question with the human's answer, if this leg resumes it.
-
-    An answer of `None` does not raise the limit.
-    """
-    state = interrupt_state(agent)
-    # While tools wait, an interrupt with our name belongs to an agent that is one of the tools.
-    if state is None or state.pending_tool_execution is not None:
-        return None
-    ours = [each for each in state.interrupts.values() if each.name == NAME]
-    return ours[-1] if ours else None
-
-
-def keys_of(agent: Agent, interrupts: Iterable[str]) -> list[str]:
-    """Return the keys of interrupts of an agent, which has the same session when it is resumed.
-
-    Their IDs alone are not enough: those of hooks contain only the ID of a tool call.
-    """
-    place = ["strands", agent.session_id, agent.agent_id]
-    return [json.dumps([*place, each]) for each in interrupts]
-
-
-def keys_of_group(group: Any, interrupts: Iterable[str]) -> list[str]:
-    """Return the keys of interrupts of a graph or swarm."""
-    session = getattr(getattr(group, "session_manager", None), "session_id", None) or id(group)
-    return [json.dumps(["strands", session, group.id, each]) for each in interrupts]
-
-
-def answered_keys(agent: Agent) -> list[str]:
-    """Return the keys of the interrupts that an invocation answers, if it is resumed."""
-    state = interrupt_state(agent)
-    keys = [] if state is None else keys_of(agent, state.interrupts)
-    recall_task(agent, keys)
-    return keys
-
-
-def keep_task(owner: Any, task: Task) -> None:
-    """Add its task to what an agent or group keeps with its interrupts until they are answered."""
-    if (state := interrupt_state(owner)) is not None:
-        state.context[NAME] = task.record()
-
-
-@suppress_errors("binding")
-def watch_group(group: Any) -> None:
-    """Add a hook for the end of a graph or swarm, before a session manager stores it."""
-    ended = AfterMultiAgentInvocationEvent(group)
-    if keep_task_of_group not in list(group.hooks.get_callbacks_for(ended)):
-        group.hooks.add_callback(type(ended), keep_task_of_group, order=-math.inf)
-
-
-@suppress_errors("binding")
-def keep_task_of_group(event: AfterMultiAgentInvocationEvent) -> None:
-    """Keep the task of a graph or swarm that ends with interrupts."""
-    group = current()
-    while isinstance(group, Run):
-        group = group.parent
-    if group is not None:
-        group.task.handoffs = group.handoffs.count
-        keep_task(event.source, group.task)
-
-
-@suppress_errors("binding")
-def recall_task(owner: Any, keys: Sequence[str]) -> None:
-    """Read the task of interrupts that an agent or group has kept, e.g. in a session.
-
-    Args:
-        owner: The agent or the group.
-        keys: The keys of the interrupts that are answered.
-    """
-    state = interrupt_state(owner)
-    if state is not None and STRANDS.host is not None and NAME in state.context:
-        STRANDS.host.runs.interrupted.recall([(key, state.context[NAME]) for key in keys])
-
-
-def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
-    """Return whether a person has answered a question about a tool call, which a hook asked.
-
-    `BeforeToolCallEvent.interrupt` puts the ID of the call into that of the interrupt.
-    """
-    state = interrupt_state(agent)
-    asked = [] if state is None else state.interrupts.values()
-    return any(f":{use['toolUseId']}:" in each.id for each in asked if each.name != NAME)
-
-
-def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
-    """Remove an answer once it is used.
-
-    Strands would keep it until the agent ends, and a later resume, which answers a tool's question,
-    would find it again.
-    """
-    state = interrupt_state(agent)
-    if answer is not None and state is not None:
-        state.interrupts.pop(answer.id, None)
-
-
-def declined_verdict(answer: Interrupt | None) -> Verdict | None:
-    """Restore the verdict of a question that was answered without an extension."""
-    return None if answer is None else extensions.declined_verdict(answer.reason, answer.response)
-
-
-# --- tools of a turn ------------------------------------------------------------------------------
-# By position, as some models use one ID for several calls.
-
-HANDOFF: Final = "handoff_to_agent"
-"""The tool that each agent of a `Swarm` has, by its documentation."""
-
-
-class Batch:
-    """The tool calls of one turn, by position."""
-
-    def __init__(self, requests: list[Mapping[str, Any]]) -> None:
-        """Create a batch of tool uses in the model's order."""
-        self.requests = requests
-        self.turn: RequestedTurn | None = None
-        """The turn that has requested them; `None` if they were all denied."""
-        self.results: dict[int, AfterToolCallEvent] = {}
-        """The final attempt of each call, by position."""
-        self._uses = list(requests)
-        """The same objects, or their replacements by hooks."""
-        self._seen: set[int] = set()
-
-    def position_of(self, use: Mapping[str, Any]) -> int | None:
-        """Return the position of the request that an event is about.
-
-        The framework passes the object in the message. If a hook has replaced it, the ID decides;
-        among several with that ID, it is the first that has not started, since calls start in the
-        order of the requests.
-        """
-        for position, known in enumerate(self._uses):
-            if known is use:
-                self._seen.add(position)
-                return position
-        alike = self._alike(use)
-        waiting = [each for each in alike if each not in self._seen]
-        running = [each for each in alike if each not in self.results]
-        found = next(iter(waiting or running or alike), None)
-        if found is not None:
-            self._seen.add(found)
-            self._uses[found] = use
-        return found
-
-    def tool_of(self, use: Mapping[str, Any]) -> RequestedTool | None:
-        """Return the request of the turn that an event is about, if any."""
-        position = self.position_of(use)
-        turn = self.turn
-        return None if turn is None or position is None else turn.tools.get(str(position))
-
-    @property
-    def tools(self) -> Iterator[tuple[str, str, object]]:
-        """The requests, each with its position as its ID."""
-        for position, use in enumerate(self.requests):
-            yield str(position), use["name"], use["input"]
-
-    @functools.cached_property
-    def denied(self) -> RequestedTurn:
-        """The turn of calls that were denied together: none was admitted."""
-        tools = {number: RequestedTool(name, use) for number, name, use in self.tools}
-        return RequestedTurn("", tools)
-
-    def result_in(self, position: int, message: Message) -> Mapping[str, Any] | None:
-        """Return the result of a request in the message to the model: IDs come in order."""
-        number = self._alike(request := self.requests[position]).index(position)
-        results: list[Any] = [block["toolResult"] for block in message["content"]]
-        alike = [each for each in results if each["toolUseId"] == request["toolUseId"]]
-        return alike[number] if number < len(alike) else None
-
-    def _alike(self, use: Mapping[str, Any]) -> list[int]:
-        identity = use.get("toolUseId")
-        return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]
-
-
-class RealtimeBatch(Batch):
-    """The tool calls of a response of a realtime model."""
-
-    def __init__(self, requests: list[Mapping[str, Any]], against: Verdict | None) -> None:
-        """Create a batch without results."""
-        super().__init__(requests)
-        self.against = against
-        """Why none of them runs, if the agent was about to end when they were requested."""
-        self.attempts: dict[int, ToolCallInProgress] = {}
-        """The tools that have begun, by position."""
-
-
-def note_run(tool: RequestedTool, event: AfterToolCallEvent[Any]) -> None:
-    """Note a call that ran, as the hooks of the application have changed it."""
-    tool.name, tool.arguments = event.tool_use["name"], event.tool_use["input"]
-    tool.seconds = event.duration
-    tool.is_handoff = tool.name == HANDOFF
-    note_result(tool, event.result)
-
-
-def note_denial(tool: RequestedTool, result: Mapping[str, Any]) -> None:
-    """Note the answer to a call that did not run, whose name the model may have invented."""
-    tool.name, tool.seconds = clean(tool.name), None
-    note_result(tool, result)
-
-
-def note_result(tool: RequestedTool, result: Mapping[str, Any]) -> None:
-    """Note the result of a call."""
-    tool.status, tool.result = status_of(result), text_of(result)
-
-
 # --- invocations ----------------------------------------------------------------------------------
 
 
@@ -716,3 +478,241 @@ def is_direct(agent: Agent) -> bool:
     """Return whether the current task makes a direct request, which is not a leg of the loop."""
     state = STATES.get(agent)
     return state is not None and bool(state.direct) and CURRENT.get() in state.direct
+
+
+# --- tools of a turn ------------------------------------------------------------------------------
+# By position, as some models use one ID for several calls.
+
+HANDOFF: Final = "handoff_to_agent"
+"""The tool that each agent of a `Swarm` has, by its documentation."""
+
+
+class Batch:
+    """The tool calls of one turn, by position."""
+
+    def __init__(self, requests: list[Mapping[str, Any]]) -> None:
+        """Create a batch of tool uses in the model's order."""
+        self.requests = requests
+        self.turn: RequestedTurn | None = None
+        """The turn that has requested them; `None` if they were all denied."""
+        self.results: dict[int, AfterToolCallEvent] = {}
+        """The final attempt of each call, by position."""
+        self._uses = list(requests)
+        """The same objects, or their replacements by hooks."""
+        self._seen: set[int] = set()
+
+    def position_of(self, use: Mapping[str, Any]) -> int | None:
+        """Return the position of the request that an event is about.
+
+        The framework passes the object in the message. If a hook has replaced it, the ID decides;
+        among several with that ID, it is the first that has not started, since calls start in the
+        order of the requests.
+        """
+        for position, known in enumerate(self._uses):
+            if known is use:
+                self._seen.add(position)
+                return position
+        alike = self._alike(use)
+        waiting = [each for each in alike if each not in self._seen]
+        running = [each for each in alike if each not in self.results]
+        found = next(iter(waiting or running or alike), None)
+        if found is not None:
+            self._seen.add(found)
+            self._uses[found] = use
+        return found
+
+    def tool_of(self, use: Mapping[str, Any]) -> RequestedTool | None:
+        """Return the request of the turn that an event is about, if any."""
+        position = self.position_of(use)
+        turn = self.turn
+        return None if turn is None or position is None else turn.tools.get(str(position))
+
+    @property
+    def tools(self) -> Iterator[tuple[str, str, object]]:
+        """The requests, each with its position as its ID."""
+        for position, use in enumerate(self.requests):
+            yield str(position), use["name"], use["input"]
+
+    @functools.cached_property
+    def denied(self) -> RequestedTurn:
+        """The turn of calls that were denied together: none was admitted."""
+        tools = {number: RequestedTool(name, use) for number, name, use in self.tools}
+        return RequestedTurn("", tools)
+
+    def result_in(self, position: int, message: Message) -> Mapping[str, Any] | None:
+        """Return the result of a request in the message to the model: IDs come in order."""
+        number = self._alike(request := self.requests[position]).index(position)
+        results: list[Any] = [block["toolResult"] for block in message["content"]]
+        alike = [each for each in results if each["toolUseId"] == request["toolUseId"]]
+        return alike[number] if number < len(alike) else None
+
+    def _alike(self, use: Mapping[str, Any]) -> list[int]:
+        identity = use.get("toolUseId")
+        return [n for n, each in enumerate(self.requests) if each["toolUseId"] == identity]
+
+
+class RealtimeBatch(Batch):
+    """The tool calls of a response of a realtime model."""
+
+    def __init__(self, requests: list[Mapping[str, Any]], against: Verdict | None) -> None:
+        """Create a batch without results."""
+        super().__init__(requests)
+        self.against = against
+        """Why none of them runs, if the agent was about to end when they were requested."""
+        self.attempts: dict[int, ToolCallInProgress] = {}
+        """The tools that have begun, by position."""
+
+
+def note_run(tool: RequestedTool, event: AfterToolCallEvent[Any]) -> None:
+    """Note a call that ran, as the hooks of the application have changed it."""
+    tool.name, tool.arguments = event.tool_use["name"], event.tool_use["input"]
+    tool.seconds = event.duration
+    tool.is_handoff = tool.name == HANDOFF
+    note_result(tool, event.result)
+
+
+def note_denial(tool: RequestedTool, result: Mapping[str, Any]) -> None:
+    """Note the answer to a call that did not run, whose name the model may have invented."""
+    tool.name, tool.seconds = clean(tool.name), None
+    note_result(tool, result)
+
+
+def note_result(tool: RequestedTool, result: Mapping[str, Any]) -> None:
+    """Note the result of a call."""
+    tool.status, tool.result = status_of(result), text_of(result)
+
+
+# --- questions to a human -------------------------------------------------------------------------
+
+NAME: Final = "otel_limits"
+"""Name of our interrupts, the prefix of their IDs, and our key in what Strands keeps with them."""
+
+
+def is_unanswered(event: AfterInvocationEvent) -> bool:
+    """Return whether a hook resumes a leg that ended with our question without answering it.
+
+    Strands raises an exception for that, which the hook would never get without otel-limits.
+    """
+    interrupts = (event.result and event.result.interrupts) or ()
+    # Each of them must be answered; the last one is certainly ours.
+    asked = [each.id for each in interrupts if each.name == NAME]
+    return bool(asked) and not _answers(event.resume, asked[-1])
+
+
+def _answers(resume: object, question_id: str) -> bool:
+    """Return whether a hook resumes only with answers, including one to a question."""
+    if not isinstance(resume, list) or not all(isinstance(each, Mapping) for each in resume):
+        return False
+    answers = [each.get("interruptResponse") for each in resume]
+    ids = [each.get("interruptId") for each in answers if isinstance(each, Mapping)]
+    return len(ids) == len(resume) and question_id in ids
+
+
+def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
+    """Create the interrupt that describes the limit that was reached, and the agent.
+
+    Strands keeps the interrupts of all nodes of a graph by ID, so each question needs a unique one.
+    """
+    identity = f"{NAME}:{invocation.agent}:{invocation.id}"
+    reason = extensions.question(verdict, invocation)
+    return InterruptException(Interrupt(id=identity, name=NAME, reason=reason))
+
+
+def answer_of(agent: Agent) -> Interrupt | None:
+    """Return our question with the human's answer, if this leg resumes it.
+
+    An answer of `None` does not raise the limit.
+    """
+    state = interrupt_state(agent)
+    # While tools wait, an interrupt with our name belongs to an agent that is one of the tools.
+    if state is None or state.pending_tool_execution is not None:
+        return None
+    ours = [each for each in state.interrupts.values() if each.name == NAME]
+    return ours[-1] if ours else None
+
+
+def keys_of(agent: Agent, interrupts: Iterable[str]) -> list[str]:
+    """Return the keys of interrupts of an agent, which has the same session when it is resumed.
+
+    Their IDs alone are not enough: those of hooks contain only the ID of a tool call.
+    """
+    place = ["strands", agent.session_id, agent.agent_id]
+    return [json.dumps([*place, each]) for each in interrupts]
+
+
+def keys_of_group(group: Any, interrupts: Iterable[str]) -> list[str]:
+    """Return the keys of interrupts of a graph or swarm."""
+    session = getattr(getattr(group, "session_manager", None), "session_id", None) or id(group)
+    return [json.dumps(["strands", session, group.id, each]) for each in interrupts]
+
+
+def answered_keys(agent: Agent) -> list[str]:
+    """Return the keys of the interrupts that an invocation answers, if it is resumed."""
+    state = interrupt_state(agent)
+    keys = [] if state is None else keys_of(agent, state.interrupts)
+    recall_task(agent, keys)
+    return keys
+
+
+def keep_task(owner: Any, task: Task) -> None:
+    """Add its task to what an agent or group keeps with its interrupts until they are answered."""
+    if (state := interrupt_state(owner)) is not None:
+        state.context[NAME] = task.record()
+
+
+@suppress_errors("binding")
+def watch_group(group: Any) -> None:
+    """Add a hook for the end of a graph or swarm, before a session manager stores it."""
+    ended = AfterMultiAgentInvocationEvent(group)
+    if keep_task_of_group not in list(group.hooks.get_callbacks_for(ended)):
+        group.hooks.add_callback(type(ended), keep_task_of_group, order=-math.inf)
+
+
+@suppress_errors("binding")
+def keep_task_of_group(event: AfterMultiAgentInvocationEvent) -> None:
+    """Keep the task of a graph or swarm that ends with interrupts."""
+    group = current()
+    while isinstance(group, Run):
+        group = group.parent
+    if group is not None:
+        group.task.handoffs = group.handoffs.count
+        keep_task(event.source, group.task)
+
+
+@suppress_errors("binding")
+def recall_task(owner: Any, keys: Sequence[str]) -> None:
+    """Read the task of interrupts that an agent or group has kept, e.g. in a session.
+
+    Args:
+        owner: The agent or the group.
+        keys: The keys of the interrupts that are answered.
+    """
+    state = interrupt_state(owner)
+    if state is not None and STRANDS.host is not None and NAME in state.context:
+        STRANDS.host.runs.interrupted.recall([(key, state.context[NAME]) for key in keys])
+
+
+def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
+    """Return whether a person has answered a question about a tool call, which a hook asked.
+
+    `BeforeToolCallEvent.interrupt` puts the ID of the call into that of the interrupt.
+    """
+    state = interrupt_state(agent)
+    asked = [] if state is None else state.interrupts.values()
+    return any(f":{use['toolUseId']}:" in each.id for each in asked if each.name != NAME)
+
+
+def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
+    """Remove an answer once it is used.
+
+    Strands would keep it until the agent ends, and a later resume, which answers a tool's question,
+    would find it again.
+    """
+    state = interrupt_state(agent)
+    if answer is not None and state is not None:
+        state.interrupts.pop(answer.id, None)
+
+
+def declined_verdict(answer: Interrupt | None) -> Verdict | None:
+    """Restore the verdict of a question that was answered without an extension."""
+    return None if answer is None else extensions.declined_verdict(answer.reason, answer.response)

@@ -31,142 +31,6 @@ if TYPE_CHECKING:
     from otel_limits.runs.run import Group, Run
 
 
-# --- classes of models ----------------------------------------------------------------------------
-
-MODEL_METHODS: Final = ("stream", "structured_output")
-"""The methods of a model that call its provider."""
-
-
-def usage_in_chunk(_: Any, event: Any, **__: Any) -> object:
-    """Return the vendor's usage in what a model class converts to a chunk."""
-    if event.get("chunk_type") == "metadata":
-        return event.get("data")
-    if event.get("type") == "message_start":  # Anthropic's, whose tier the class drops
-        return event["message"].get("usage")
-    return None
-
-
-class ModelPatcher:
-    """Patches model classes, including those outside of Strands."""
-
-    def __init__(self, patches: Patches, is_on: Callable[[], bool]) -> None:
-        """Patch no class yet. No class is patched while `is_on` returns False."""
-        self._patches = patches
-        self._is_on = is_on
-
-    def watch_classes_of(self, model: Any) -> None:
-        """Patch every subclass of `model`, including those defined later."""
-        self._patches.watch_subclasses(model, suppress_errors("binding")(self._watch_class))
-
-    @suppress_errors("binding")
-    def watch_of(self, agent: Agent) -> None:
-        """Patch every model that may be called, including models that no agent has."""
-        for model in (agent.model, agent.aux_model):
-            self._watch_model(model)
-        self.watch_all()
-
-    @suppress_errors("binding")
-    def watch_all(self) -> None:
-        """Patch all model classes: a node of a graph may call one without an agent."""
-        from strands.models import Model
-
-        # At every invocation: an `__init_subclass__` may not call its parent's.
-        for derived in subclasses_of(Model):
-            self._watch_class(derived)
-
-    def _watch_model(self, model: Any) -> None:
-        """Patch the class of a model, as an attribute of the object would be copied with it."""
-        for name in MODEL_METHODS:
-            owner = next((each for each in type(model).__mro__ if name in vars(each)), None)
-            if owner is not None:
-                self._watch_class(owner)
-
-    def _watch_class(self, owner: type) -> None:
-        """Patch a class; inherited methods are patched in its parents."""
-        if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
-            from otel_limits.bindings.strands import tracked_requests as requests
-
-            self._patches.wrap(owner, "stream", requests.track_stream)
-            self._patches.wrap(owner, "structured_output", requests.track_structured_output)
-            for name in CONVERTERS:
-                if name in vars(owner):
-                    self._patches.wrap(owner, name, reads_usage(usage_in_chunk))
-
-
-# --- the context of a stream ----------------------------------------------------------------------
-# Python runs an asynchronous generator in the context of its reader, so whatever the generator sets
-# there would stay between two events, and after the reader has left the stream. Agents and spans
-# that the reader starts would then belong to the agent whose stream it reads.
-
-
-class StreamContext:
-    """The owner of a stream and its span, while the stream itself runs.
-
-    It is entered for each event, possibly in different tasks. It begins with the values of its
-    first reader. Other context variables are the application's, and shared as Python does.
-    """
-
-    # No `__init__`: an error in it could not be suppressed.
-    _kept: tuple[Run | Group | None, TaskScope | None, Context] | None = None
-    """The values of the stream between two events."""
-    _tokens: tuple[Token[Any], Token[Any], Token[Any]] | None = None
-    """Restore the values of the reader."""
-
-    # Guarded inside, not by a decorator, because both run for each event of a stream.
-
-    def switch_in(self) -> None:
-        """Set the values of the stream."""
-        try:
-            kept = self._kept or (CURRENT.get(), TASK_SCOPE.get(), get_current())
-            self._tokens = CURRENT.set(kept[0]), TASK_SCOPE.set(kept[1]), attach(kept[2])
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            report_suppressed("binding", error)
-
-    def switch_out(self) -> None:
-        """Restore the values of the reader."""
-        try:
-            tokens, self._tokens = self._tokens, None
-            if tokens is None:
-                return
-            self._kept = CURRENT.get(), TASK_SCOPE.get(), get_current()
-            try:
-                CURRENT.reset(tokens[0])
-            except ValueError:  # a waiting task that is destroyed is closed in another context
-                return
-            TASK_SCOPE.reset(tokens[1])
-            detach(tokens[2])
-        except Exception as error:  # noqa: BLE001  the agent must not feel it
-            report_suppressed("binding", error)
-
-
-def keep_apart(
-    original: Callable[..., AsyncGenerator[Any, None]],
-) -> Callable[..., AsyncGenerator[Any, None]]:
-    """Wrap a method that streams, so that its reader keeps its own context."""
-
-    @functools.wraps(original)
-    async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
-        context, events = StreamContext(), original(*args, **kwargs)
-        try:
-            while True:
-                context.switch_in()
-                try:
-                    event = await anext(events)
-                except StopAsyncIteration:
-                    return
-                finally:
-                    context.switch_out()
-                yield event
-        finally:
-            context.switch_in()
-            try:
-                await events.aclose()
-            finally:
-                context.switch_out()
-
-    return stream_async
-
-
 # --- classes of Strands ---------------------------------------------------------------------------
 
 
@@ -466,3 +330,139 @@ PATCHES: Final[dict[str, Callable[[ClassPatcher, Any], None]]] = {
     "strands.multiagent.graph": ClassPatcher.graphs,
     "strands.multiagent.swarm": ClassPatcher.swarms,
 }
+
+
+# --- classes of models ----------------------------------------------------------------------------
+
+MODEL_METHODS: Final = ("stream", "structured_output")
+"""The methods of a model that call its provider."""
+
+
+def usage_in_chunk(_: Any, event: Any, **__: Any) -> object:
+    """Return the vendor's usage in what a model class converts to a chunk."""
+    if event.get("chunk_type") == "metadata":
+        return event.get("data")
+    if event.get("type") == "message_start":  # Anthropic's, whose tier the class drops
+        return event["message"].get("usage")
+    return None
+
+
+class ModelPatcher:
+    """Patches model classes, including those outside of Strands."""
+
+    def __init__(self, patches: Patches, is_on: Callable[[], bool]) -> None:
+        """Patch no class yet. No class is patched while `is_on` returns False."""
+        self._patches = patches
+        self._is_on = is_on
+
+    def watch_classes_of(self, model: Any) -> None:
+        """Patch every subclass of `model`, including those defined later."""
+        self._patches.watch_subclasses(model, suppress_errors("binding")(self._watch_class))
+
+    @suppress_errors("binding")
+    def watch_of(self, agent: Agent) -> None:
+        """Patch every model that may be called, including models that no agent has."""
+        for model in (agent.model, agent.aux_model):
+            self._watch_model(model)
+        self.watch_all()
+
+    @suppress_errors("binding")
+    def watch_all(self) -> None:
+        """Patch all model classes: a node of a graph may call one without an agent."""
+        from strands.models import Model
+
+        # At every invocation: an `__init_subclass__` may not call its parent's.
+        for derived in subclasses_of(Model):
+            self._watch_class(derived)
+
+    def _watch_model(self, model: Any) -> None:
+        """Patch the class of a model, as an attribute of the object would be copied with it."""
+        for name in MODEL_METHODS:
+            owner = next((each for each in type(model).__mro__ if name in vars(each)), None)
+            if owner is not None:
+                self._watch_class(owner)
+
+    def _watch_class(self, owner: type) -> None:
+        """Patch a class; inherited methods are patched in its parents."""
+        if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
+            from otel_limits.bindings.strands import tracked_requests as requests
+
+            self._patches.wrap(owner, "stream", requests.track_stream)
+            self._patches.wrap(owner, "structured_output", requests.track_structured_output)
+            for name in CONVERTERS:
+                if name in vars(owner):
+                    self._patches.wrap(owner, name, reads_usage(usage_in_chunk))
+
+
+# --- the context of a stream ----------------------------------------------------------------------
+# Python runs an asynchronous generator in the context of its reader, so whatever the generator sets
+# there would stay between two events, and after the reader has left the stream. Agents and spans
+# that the reader starts would then belong to the agent whose stream it reads.
+
+
+class StreamContext:
+    """The owner of a stream and its span, while the stream itself runs.
+
+    It is entered for each event, possibly in different tasks. It begins with the values of its
+    first reader. Other context variables are the application's, and shared as Python does.
+    """
+
+    # No `__init__`: an error in it could not be suppressed.
+    _kept: tuple[Run | Group | None, TaskScope | None, Context] | None = None
+    """The values of the stream between two events."""
+    _tokens: tuple[Token[Any], Token[Any], Token[Any]] | None = None
+    """Restore the values of the reader."""
+
+    # Guarded inside, not by a decorator, because both run for each event of a stream.
+
+    def switch_in(self) -> None:
+        """Set the values of the stream."""
+        try:
+            kept = self._kept or (CURRENT.get(), TASK_SCOPE.get(), get_current())
+            self._tokens = CURRENT.set(kept[0]), TASK_SCOPE.set(kept[1]), attach(kept[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+
+    def switch_out(self) -> None:
+        """Restore the values of the reader."""
+        try:
+            tokens, self._tokens = self._tokens, None
+            if tokens is None:
+                return
+            self._kept = CURRENT.get(), TASK_SCOPE.get(), get_current()
+            try:
+                CURRENT.reset(tokens[0])
+            except ValueError:  # a waiting task that is destroyed is closed in another context
+                return
+            TASK_SCOPE.reset(tokens[1])
+            detach(tokens[2])
+        except Exception as error:  # noqa: BLE001  the agent must not feel it
+            report_suppressed("binding", error)
+
+
+def keep_apart(
+    original: Callable[..., AsyncGenerator[Any, None]],
+) -> Callable[..., AsyncGenerator[Any, None]]:
+    """Wrap a method that streams, so that its reader keeps its own context."""
+
+    @functools.wraps(original)
+    async def stream_async(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        context, events = StreamContext(), original(*args, **kwargs)
+        try:
+            while True:
+                context.switch_in()
+                try:
+                    event = await anext(events)
+                except StopAsyncIteration:
+                    return
+                finally:
+                    context.switch_out()
+                yield event
+        finally:
+            context.switch_in()
+            try:
+                await events.aclose()
+            finally:
+                context.switch_out()
+
+    return stream_async
