@@ -28,7 +28,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.runs.registry import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import ADMITTED, Run, ToolAdmission
-from otel_limits.runs.tasks import UNKNOWN
+from otel_limits.runs.tasks import UNKNOWN_INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -168,7 +168,7 @@ class InvocationInProgress(Admission):
         model: str | None = None,
         answers: Collection[str] = (),
         more: Overrides | None = None,
-        given: object = UNKNOWN,
+        given: object = UNKNOWN_INPUT,
         **state: Any,
     ) -> Self:
         """Start an invocation, with a span below the current one.

@@ -49,7 +49,7 @@ FINE_TUNED: Final = "ft:"
 """Followed by the model, and by names that the customer chose."""
 AREA: Final = re.compile(r"^[a-z-]+\.(?=[a-z0-9-]+\.)")
 """Prefix of an inference profile of Bedrock."""
-VERSION: Final = re.compile(
+VERSION_END: Final = re.compile(
     r"(?:[-@](?:\d{8}|\d{4}-\d\d-\d\d|\d\d-\d{4}|\d\d-\d\d|\d{4}|\d{3})|-preview|[-:]v\d+(?::\d+)?"
     r"|:\d+|@default)$"
 )
@@ -280,7 +280,7 @@ def is_of_family(reference: str, info: ModelInfo) -> bool:
 
 def _family(name: str) -> str:
     """Return a model's name without dates and versions."""
-    while found := VERSION.search(name):
+    while found := VERSION_END.search(name):
         name = name[: found.start()]
     return name
 
@@ -329,7 +329,7 @@ newest date on their list."""
 PRICE_CHANGE: Final = re.compile(r"start_date=datetime\.date\((\d+), (\d+), (\d+)\)")
 """The start of a price, in the source of the list."""
 
-OLD: Final = 60
+OLD_DAYS: Final = 60
 """Days after which a list is reported as old: vendors release models every few weeks."""
 
 
@@ -352,7 +352,7 @@ def old_list() -> str | None:
     version = installed_version()
     listed = None if version is None else list_date(version)
     days = 0 if listed is None else (today() - listed).days
-    if days < OLD:
+    if days < OLD_DAYS:
         return None
     return (
         f"The price list {PACKAGE} {version} of {listed} is {days} days old, so prices of newer "

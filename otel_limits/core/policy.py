@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 HALT_MESSAGE_DEFAULT: Final = "This request could not be completed because {reason}."
 
-FIELDS: Final = ("agent", "reason", "limit", "used")
+HALT_MESSAGE_FIELDS: Final = ("agent", "reason", "limit", "used")
 
 
 def _halt_message(text: object) -> str:
@@ -57,10 +57,10 @@ def _halt_message(text: object) -> str:
         parts = list(string.Formatter().parse(text))
     except ValueError:
         raise InvalidValueError("Write a single brace as {{ or }}.") from None
-    known = ", ".join(f"{{{name}}}" for name in FIELDS)
+    known = ", ".join(f"{{{name}}}" for name in HALT_MESSAGE_FIELDS)
     for _, name, form, conversion in parts:
         # Not even an attribute of a known field: its value would be code of the process.
-        if name is not None and (name not in FIELDS or form or conversion):
+        if name is not None and (name not in HALT_MESSAGE_FIELDS or form or conversion):
             raise InvalidValueError(f"{{{name}}} is unknown. The fields are {known}.")
     # The other fields can be empty, and providers refuse messages without text.
     if not text.format(agent="", reason="it", limit="", used="").strip():

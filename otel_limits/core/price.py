@@ -254,14 +254,14 @@ SPEED: Final = "speed"
 https://platform.claude.com/docs/en/build-with-claude/fast-mode."""
 SEARCH_SIZE: Final = "search_context_size"
 """Perplexity's, on which its fee depends: https://docs.perplexity.ai/getting-started/pricing."""
-HEADER: Final = "x-litellm-response-cost"
+COST_HEADER: Final = "x-litellm-response-cost"
 """Header of LiteLLM's proxy, in USD: https://docs.litellm.ai/docs/proxy/response_headers."""
 INSTRUMENTATION: Final = "instrumentation"
 """The source of a cost in a span that otel-limits has not written, and its key."""
 OWN_COST: Final = "otel_limits.stated_cost_usd"
 OWN_COST_BY: Final = "otel_limits.stated_cost_by"
 """Our own attributes of a span: the cost in its response, in digits, and the vendor."""
-AS_TEXT: Final = frozenset({HEADER, OWN_COST})
+AS_TEXT: Final = frozenset({COST_HEADER, OWN_COST})
 GATEWAY: Final = "litellm_proxy"
 """The source of a cost outside of the fields of the vendor that bills."""
 
@@ -270,7 +270,7 @@ ABSURD: Final = 100
 MAX_DIFFERENCE: Final = Decimal("0.01")
 """A larger difference from the computed price is reported."""
 
-LONGEST: Final = 60
+MAX_AMOUNT_LENGTH: Final = 60
 """Characters of an amount in a text."""
 
 NOT_A_NUMBER: Final = "not a number"
@@ -324,7 +324,7 @@ def stated_in(
         if is_library and (rule.has_own_key or rule.field) not in billing:
             return replace(stated, by=client, is_bill=False)
         return stated
-    fields = {rules[GATEWAY].field: GATEWAY, HEADER: GATEWAY, INSTRUMENTATION: INSTRUMENTATION}
+    fields = {rules[GATEWAY].field: GATEWAY, COST_HEADER: GATEWAY, INSTRUMENTATION: INSTRUMENTATION}
     computed = ((field, by) for field, by in fields.items() if field in billing)
     return next((_stated(billing[each], each, by, is_bill=False) for each, by in computed), None)
 
@@ -351,7 +351,7 @@ def _stated(
 
 def _number(value: object, *, is_text: bool) -> Decimal | None:
     """Return an amount; `None` for booleans, NaN, infinities, and a text where none belongs."""
-    if isinstance(value, str) and is_text and len(value) <= LONGEST:
+    if isinstance(value, str) and is_text and len(value) <= MAX_AMOUNT_LENGTH:
         amount = EXACT.create_decimal(value)
     elif isinstance(value, float):
         # The shortest digits of a float are those that the vendor has sent.

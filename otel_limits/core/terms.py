@@ -44,7 +44,7 @@ https://ai.google.dev/api/models, https://google.aip.dev/122."""
 OFFLOADED: Final = "cloud"
 """End of the tags of Ollama's cloud models, such as `:120b-cloud`: https://docs.ollama.com/cloud."""
 
-ADDRESSES: Final = 64
+CACHED_ADDRESSES: Final = 64
 """Cached addresses."""
 
 
@@ -55,7 +55,7 @@ class ModelListing(NamedTuple):
     reference: str
 
 
-@functools.lru_cache(ADDRESSES)
+@functools.lru_cache(CACHED_ADDRESSES)
 def vendor_at(address: str) -> str | None:
     """Return the vendor at an address, if it identifies one."""
     # Without slashes, `urlsplit` parses a host as a path, and Ollama's clients accept a bare one.
@@ -171,7 +171,7 @@ STANDARDS: Final = frozenset(
     }
 )  # fmt: skip
 """Vendors' names for the default service tier."""
-PREFIXES: Final = ("on_demand_",)
+TIER_PREFIXES: Final = ("on_demand_",)
 """Gemini's prefix of tier names, as in `ON_DEMAND_PRIORITY`."""
 SPEEDS: Final = frozenset({"fast", "optimized"})
 """Tiers of speed, apart from service tiers: Anthropic's `speed`, and Bedrock's `latency`."""
@@ -426,7 +426,7 @@ def billable_call_in_ledger(
 def named_tier(tier: str) -> str:
     """Return the vendor-independent name of a tier."""
     name = tier.lower().replace("-", "_")
-    for prefix in PREFIXES:
+    for prefix in TIER_PREFIXES:
         name = name.removeprefix(prefix)
     return STANDARD if name in STANDARDS else name
 

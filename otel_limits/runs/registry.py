@@ -23,7 +23,7 @@ from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.conversations import Conversation, conversation_hash
 from otel_limits.runs.run import Group, Run, Services
 from otel_limits.runs.spans import Spans
-from otel_limits.runs.tasks import UNKNOWN, Task
+from otel_limits.runs.tasks import UNKNOWN_INPUT, Task
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -263,7 +263,7 @@ class RunRegistry(Services):
         note: str = "",
         answers: Collection[str] = (),
         more: Overrides | None = None,
-        given: object = UNKNOWN,
+        given: object = UNKNOWN_INPUT,
         task: Task | None = None,
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # --- spans of the same response -------------------------------------------------------------------
 
-MOST: Final = 10_000
+MAX_RESPONSES: Final = 10_000
 """Responses that are kept; later ones count as new."""
 
 
@@ -51,7 +51,7 @@ class SeenResponses:
 
     def add(self, response_id: str, instrumentation: str, tokens: int) -> None:
         """Add a response that a span has shown."""
-        if self._number < MOST:
+        if self._number < MAX_RESPONSES:
             self._number += 1
             self._shown.setdefault(response_id, set()).add((instrumentation, tokens))
 
@@ -59,7 +59,7 @@ class SeenResponses:
 # --- spans of one invocation ----------------------------------------------------------------------
 # Nested spans of one model call count once.
 
-MOST_ENDED: Final = 1_000
+MAX_ENDED: Final = 1_000
 """Ended spans of one invocation that are kept, the latest ones."""
 
 
@@ -89,7 +89,7 @@ class InvocationSpans(Generic[RunT]):
     def keep(self, ended: SpanNode[RunT]) -> SpanNode[RunT] | None:
         """Keep an ended span; return the one dropped to make room, if any."""
         self.ended.append(ended)
-        if len(self.ended) <= MOST_ENDED:
+        if len(self.ended) <= MAX_ENDED:
             return None
         oldest = self.ended.pop(0)
         # Otherwise spans that each begin within the previous one would form an endless chain.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # --- tasks ----------------------------------------------------------------------------------------
 # The usage that limits look at, over an invocation and those that answer its interrupts.
 
-UNKNOWN: Final = object()
+UNKNOWN_INPUT: Final = object()
 """The input of an invocation that the binding does not know."""
 
 MAX_INTERRUPTED: Final = 10_000
@@ -81,7 +81,7 @@ class Task:
         self.id: str = identity
         self.resumes: int = 0
         """Answers to interrupts until now."""
-        self._given: object = UNKNOWN
+        self._given: object = UNKNOWN_INPUT
         self._input_hash: str = ""
         self.extension: Limits = NO_LIMITS
         """The caps that persons have extended."""
@@ -140,8 +140,8 @@ class Task:
     def input_hash(self) -> str:
         """Return the hash of the user's input; empty if that is unknown."""
         # Only now: an input can be large, and few invocations fail.
-        if self._given is not UNKNOWN:
-            self._input_hash, self._given = fingerprint(self._given), UNKNOWN
+        if self._given is not UNKNOWN_INPUT:
+            self._input_hash, self._given = fingerprint(self._given), UNKNOWN_INPUT
         return self._input_hash
 
     def extend(self, more: Limits) -> None:
@@ -329,9 +329,9 @@ class InterruptedTasks:
 # One text each, which a framework keeps with the interrupt.
 # A record comes back from a store, where it may have been changed.
 
-VERSION: Final = 1
+RECORD_VERSION: Final = 1
 
-MAX_LENGTH: Final = 1_000_000
+MAX_RECORD_LENGTH: Final = 1_000_000
 """Characters; a record usually has about 1,000."""
 
 MAX_SUM: Final = 2**60
@@ -353,7 +353,7 @@ class InvalidRecordError(ValueError):
 
 def record_of(fields: Mapping[str, Any]) -> str:
     """Return the record with these fields: one text, so that no store changes its numbers."""
-    text = json.dumps({"version": VERSION, **fields}, default=str)
+    text = json.dumps({"version": RECORD_VERSION, **fields}, default=str)
     return json.dumps({"digest": _digest(text), "task": text})
 
 
@@ -365,16 +365,16 @@ def fields_of(record: object) -> RecordFields:
     """
     if not isinstance(record, str):
         raise InvalidRecordError(f"it is not a text but {type(record).__name__}")
-    if len(record) > MAX_LENGTH:
+    if len(record) > MAX_RECORD_LENGTH:
         raise InvalidRecordError(f"it has {len(record)} characters")
     sealed = RecordFields(_parsed(record))
     text = sealed.text("task")
     if sealed.text("digest") != _digest(text):
         raise InvalidRecordError("it was changed after it was written")
     fields = RecordFields(_parsed(text))
-    if (version := fields.count("version")) != VERSION:
+    if (version := fields.count("version")) != RECORD_VERSION:
         raise InvalidRecordError(
-            f"its version is {version}, and this release of otel-limits reads {VERSION}"
+            f"its version is {version}, and this release of otel-limits reads {RECORD_VERSION}"
         )
     return fields
 

@@ -183,7 +183,7 @@ def _packed(data: bytes) -> Iterator[bytes]:
 
 # --- duration of audio and video ------------------------------------------------------------------
 
-HEADER: Final = 1 << 20
+HEADER_BYTES: Final = 1 << 20
 """Bytes at the start and at the end that are searched for a header."""
 
 MP3_RATES: Final = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
@@ -215,8 +215,8 @@ def seconds_of(data: bytes) -> float | None:
 
 
 def _wav(data: bytes) -> float | None:
-    at = data.find(b"fmt ", 12, HEADER)
-    begin = data.find(b"data", 12, HEADER)
+    at = data.find(b"fmt ", 12, HEADER_BYTES)
+    begin = data.find(b"data", 12, HEADER_BYTES)
     if at < 0 or begin < 0:
         return None
     (rate,) = struct.unpack_from("<I", data, at + 16)
@@ -230,17 +230,17 @@ def _ogg(data: bytes) -> float | None:
     # The position of the last page is the number of samples.
     last = data.rfind(b"OggS")
     (samples,) = struct.unpack_from("<Q", data, last + 6)
-    if b"OpusHead" in data[:HEADER]:
+    if b"OpusHead" in data[:HEADER_BYTES]:
         return float(samples / OPUS_RATE)
-    at = data.find(b"\x01vorbis", 0, HEADER)
+    at = data.find(b"\x01vorbis", 0, HEADER_BYTES)
     return None if at < 0 else float(samples / struct.unpack_from("<I", data, at + 12)[0])
 
 
 def _mp4(data: bytes) -> float | None:
     """Read the movie header, which is at either end: ISO 14496-12, 8.2.2."""
-    at = data.find(b"mvhd", 0, HEADER)
+    at = data.find(b"mvhd", 0, HEADER_BYTES)
     if at < 0:
-        at = data.rfind(b"mvhd", max(0, len(data) - HEADER))
+        at = data.rfind(b"mvhd", max(0, len(data) - HEADER_BYTES))
     if at < 0:
         return None
     # Version 1 has 8-byte times, which shifts everything after them.
@@ -251,11 +251,11 @@ def _mp4(data: bytes) -> float | None:
 
 def _matroska(data: bytes) -> float | None:
     """Read scale and duration of the segment: RFC 9559, 5.1.2."""
-    at = data.find(b"\x44\x89", 0, HEADER)
+    at = data.find(b"\x44\x89", 0, HEADER_BYTES)
     if at < 0:
         return None
     (duration,) = struct.unpack_from(">d" if data[at + 2] == DOUBLE else ">f", data, at + 3)
-    begin = data.find(b"\x2a\xd7\xb1", 0, HEADER)
+    begin = data.find(b"\x2a\xd7\xb1", 0, HEADER_BYTES)
     size = data[begin + 3] & 0x0F if begin >= 0 else 0
     # The default scale in the standard is one million nanoseconds.
     scale = int.from_bytes(data[begin + 4 : begin + 4 + size], "big") if begin >= 0 else 1_000_000

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.core.labels import clean
 from otel_limits.core.price import (
-    HEADER,
+    COST_HEADER,
     INSTRUMENTATION,
     OWN_COST,
     OWN_COST_BY,
@@ -498,7 +498,7 @@ def _paths() -> tuple[tuple[str, ...], ...]:
     """Return the levels of all such fields."""
     rules = cost_rules().values()
     costs = [path for rule in rules for path in (rule.field, rule.own_key, rule.has_own_key)]
-    paths = dict.fromkeys([*costs, HEADER, SPEED, SEARCH_SIZE])
+    paths = dict.fromkeys([*costs, COST_HEADER, SPEED, SEARCH_SIZE])
     return tuple(tuple(path.split(".")) for path in paths if path)
 
 

@@ -16,7 +16,7 @@ from otel_limits.cli.doctor.finding import Context
 from otel_limits.core import catalogue
 from otel_limits.core.catalogue import (
     LIST,
-    OLD,
+    OLD_DAYS,
     PRICE_CHANGE,
     RELEASED,
     current_list,
@@ -85,7 +85,7 @@ def test_dates_on_a_list_are_those_of_its_prices() -> None:
     assert {date(*map(int, found)) for found in read} == listed
 
 
-@pytest.mark.parametrize(("days", "is_old"), [(0, False), (OLD - 1, False), (OLD, True)])
+@pytest.mark.parametrize(("days", "is_old"), [(0, False), (OLD_DAYS - 1, False), (OLD_DAYS, True)])
 def test_list_is_old_after_sixty_days(
     monkeypatch: pytest.MonkeyPatch, days: int, *, is_old: bool
 ) -> None:

@@ -16,7 +16,7 @@ from otel_limits.core.usage import Usage, measured
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import MAX_AGE_SECONDS, RunRegistry
 from otel_limits.runs.run import Run, add_call
-from otel_limits.runs.spans import MOST_ENDED
+from otel_limits.runs.spans import MAX_ENDED
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
@@ -194,13 +194,13 @@ def test_spans_of_others_that_outlive_their_invocation_are_bounded(runs: RunRegi
 def test_spans_that_have_ended_are_bounded(runs: RunRegistry) -> None:
     """Each begins within the one before, which ends then: only the latest are remembered."""
     run = runs.start("a", Policy())
-    for span_id in range(1, MOST_ENDED + 100):
+    for span_id in range(1, MAX_ENDED + 100):
         runs.spans.begin(span_id, run, parent=span_id - 1, is_third_party=True)
         runs.spans.end(span_id - 1)
-    assert len(known(runs, MOST_ENDED + 100)) == MOST_ENDED + 1
-    last = runs.spans.node(MOST_ENDED + 99)
+    assert len(known(runs, MAX_ENDED + 100)) == MAX_ENDED + 1
+    last = runs.spans.node(MAX_ENDED + 99)
     assert last is not None
-    assert len(list(last.enclosing_spans())) == MOST_ENDED + 1
+    assert len(list(last.enclosing_spans())) == MAX_ENDED + 1
 
 
 def test_model_calls_of_what_is_over_are_bounded(runs: RunRegistry) -> None:

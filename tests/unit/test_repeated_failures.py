@@ -21,7 +21,7 @@ from otel_limits.runs.failure_rows import (
     failure_of_reason,
 )
 from otel_limits.runs.registry import RunRegistry
-from otel_limits.runs.tasks import UNKNOWN
+from otel_limits.runs.tasks import UNKNOWN_INPUT
 from otel_limits.testing import ScriptedChatModel, ScriptedModel, endless, fails, says, uses
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_answer_to_unknown_interrupt_has_no_input(runs: RunRegistry) -> None:
 
 def test_invocation_without_known_input_has_no_row(runs: RunRegistry) -> None:
     """A hand-off in the OpenAI Agents SDK, or a framework whose binding does not know it."""
-    assert [end(runs, error=OtherError("down"), given=UNKNOWN) for _ in range(3)] == [0, 0, 0]
+    assert [end(runs, error=OtherError("down"), given=UNKNOWN_INPUT) for _ in range(3)] == [0, 0, 0]
 
 
 class Counted(dict[str, int]):

@@ -372,7 +372,7 @@ def _metadata() -> Mapping[str, Any]:
 # --- events of a model ----------------------------------------------------------------------------
 # Tracks `stream_events(version="v3")` of a model, which calls none of its other public methods.
 
-VERSION = "v3"
+EVENTS_VERSION = "v3"
 """Earlier versions call `astream`."""
 
 
@@ -381,7 +381,7 @@ def track_stream_events(original: Any) -> Any:
 
     @functools.wraps(original)
     def stream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
-        is_tracked = options.get("version") == VERSION
+        is_tracked = options.get("version") == EVENTS_VERSION
         request = request_for(model, input, **options) if is_tracked else None
         if request is None:
             return original(model, input, config, **options)
@@ -403,7 +403,7 @@ def track_astream_events(original: Any) -> Any:
 
     @functools.wraps(original)
     def astream_events(model: Any, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002
-        if options.get("version") != VERSION:
+        if options.get("version") != EVENTS_VERSION:
             return original(model, input, config, **options)
         return _astream_events(original, model, input, config, options)
 

@@ -556,13 +556,13 @@ def with_note(messages: Any, note: str) -> Any:
 def nudged(messages: Any, repeated: str, note: str) -> Any:
     """Return the messages with a sentence in the result of a tool call, by its ID."""
     return (
-        [_nudged(each, repeated, note) for each in messages]
+        [_with_nudge(each, repeated, note) for each in messages]
         if isinstance(messages, list)
         else messages
     )
 
 
-def _nudged(message: Any, repeated: str, note: str) -> Any:
+def _with_nudge(message: Any, repeated: str, note: str) -> Any:
     if not isinstance(message, ToolMessage) or message.tool_call_id != repeated:
         return message
     return message.model_copy(update={"content": f"{text_of(message)}\n\n{note}"})
@@ -576,10 +576,10 @@ def as_texts(messages: Any) -> Any:
     """
     if hasattr(messages, "to_messages"):
         messages = messages.to_messages()
-    return list(_as_texts(messages)) if isinstance(messages, list) else messages
+    return list(_texts_of(messages)) if isinstance(messages, list) else messages
 
 
-def _as_texts(messages: Sequence[Any]) -> Iterator[Any]:
+def _texts_of(messages: Sequence[Any]) -> Iterator[Any]:
     results: list[str] = []
     for message in messages:
         if isinstance(message, ToolMessage):

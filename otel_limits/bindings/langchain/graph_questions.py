@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # --- questions to a human -------------------------------------------------------------------------
 
-NAME: Final = "otel_limits"
+QUESTION_NAME: Final = "otel_limits"
 """Value of `name` in our questions."""
 
 NAMESPACE: Final = "langgraph_checkpoint_ns"
@@ -173,7 +173,7 @@ def _by_id(graph: Any, state: StateSnapshot, given: Any) -> Any:
 
 
 def _is_ours(value: object) -> bool:
-    return isinstance(value, Mapping) and value.get("name") == NAME
+    return isinstance(value, Mapping) and value.get("name") == QUESTION_NAME
 
 
 def _is_id(key: object) -> bool:
@@ -214,7 +214,11 @@ def ask(invocation: GraphInvocation, verdict: Verdict) -> GraphInterrupt | None:
     Only one call of an invocation asks. Others wait with their nodes for the answer.
     """
     task = _task()
-    asked = {"name": NAME, **question(verdict, invocation.run.invocation), "checkpoint_ns": task}
+    asked = {
+        "name": QUESTION_NAME,
+        **question(verdict, invocation.run.invocation),
+        "checkpoint_ns": task,
+    }
     with invocation.run.services.lock:
         if invocation.question is None:
             invocation.unanswered = verdict
@@ -284,16 +288,16 @@ def _writes_of(waiting: Mapping[str, Task]) -> tuple[Sequence[tuple[str, str]], 
 @suppress_errors("binding")
 def recall(graph: Any, config: Any) -> None:
     """Read the tasks that a checkpoint has."""
-    _recall(graph.checkpointer.get_tuple(config))
+    _recall_from(graph.checkpointer.get_tuple(config))
 
 
 @suppress_errors_async("binding")
 async def arecall(graph: Any, config: Any) -> None:
     """Do the same without blocking the event loop."""
-    _recall(await graph.checkpointer.aget_tuple(config))
+    _recall_from(await graph.checkpointer.aget_tuple(config))
 
 
-def _recall(saved: CheckpointTuple | None) -> None:
+def _recall_from(saved: CheckpointTuple | None) -> None:
     host = LANGCHAIN.host
     if saved is None or host is None:
         return

@@ -20,7 +20,7 @@ from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.policy import KILLED, Policy
-from otel_limits.runs.tasks import UNKNOWN, InvalidRecordError, Task
+from otel_limits.runs.tasks import UNKNOWN_INPUT, InvalidRecordError, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,7 +90,7 @@ class AgentRun:
         *,
         attributes: Mapping[str, object],
         session_id: str | None = None,
-        given: object = UNKNOWN,
+        given: object = UNKNOWN_INPUT,
         questions: Mapping[str, object] = MappingProxyType({}),
         answers: Entries = MappingProxyType({}),
     ) -> None:
@@ -120,7 +120,7 @@ class AgentRun:
         self.root = self.active = self._begin(agent, given)
         self._paths = {agent: self.root}
 
-    def _begin(self, agent: str, given: object = UNKNOWN) -> AgentInvocation:
+    def _begin(self, agent: str, given: object = UNKNOWN_INPUT) -> AgentInvocation:
         return AgentInvocation.start(
             self._host,
             agent,

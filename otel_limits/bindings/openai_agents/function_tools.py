@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation
-from otel_limits.bindings.openai_agents.limit_questions import NAME
+from otel_limits.bindings.openai_agents.limit_questions import TOOL_NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.openai_agents_probe import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
@@ -30,7 +30,7 @@ def _begun(**call: Any) -> RunningFunctionTool | None:
     invocation = getattr(run, "state", None)
     if not isinstance(invocation, AgentInvocation) or invocation.agent_run.root.run.finished:
         return None
-    if call["function_tool"].name == NAME:  # our question
+    if call["function_tool"].name == TOOL_NAME:  # our question
         return None
     if scope is not None and scope.owner is run:  # a tool that calls another one itself
         return None

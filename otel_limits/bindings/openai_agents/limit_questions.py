@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Verdict
 
-NAME: Final = "otel_limits_continue"
+TOOL_NAME: Final = "otel_limits_continue"
 """The name of the tool, by which a program recognizes our questions."""
-CALL: Final = "otel_limits_"
+CALL_PREFIX: Final = "otel_limits_"
 """The beginning of the IDs of our calls."""
 
 RUN_AGAIN: Final = "run_llm_again"
@@ -47,13 +47,13 @@ def track_get_all_tools(original: Any) -> Any:
     @functools.wraps(original)
     async def get_all_tools(agent: Any, run_context: Any) -> Any:
         tools = await original(agent, run_context)
-        return [*tools, _question_tool()] if _can_ask(agent) or _is_asked() else tools
+        return [*tools, _question_tool()] if _asks_at_limits(agent) or _is_asked() else tools
 
     return get_all_tools
 
 
 @suppress_errors("binding")
-def _can_ask(agent: Any) -> bool:
+def _asks_at_limits(agent: Any) -> bool:
     host = OPENAI_AGENTS.host
     if host is None or not host.is_on or getattr(agent, "tool_use_behavior", "") != RUN_AGAIN:
         return False
@@ -73,7 +73,7 @@ def _is_asked() -> bool:
 @functools.cache
 def _question_tool() -> FunctionTool:
     return FunctionTool(
-        name=NAME,
+        name=TOOL_NAME,
         description="Continue at a limit of otel-limits.",
         params_json_schema={"type": "object", "properties": {}},
         on_invoke_tool=_approved,
@@ -106,7 +106,7 @@ def _extend_conversation(invocation: AgentInvocation, asked: object) -> None:
 
 def can_ask(request: RequestArguments) -> bool:
     """Return whether a run can be interrupted at a model call."""
-    return any(tool.name == NAME for tool in request["tools"] or ())
+    return any(tool.name == TOOL_NAME for tool in request["tools"] or ())
 
 
 def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunctionToolCall:
@@ -122,8 +122,8 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
     }
     return ResponseFunctionToolCall(
         id=FAKE_RESPONSES_ID,
-        call_id=f"{CALL}{origin.id}",
-        name=NAME,
+        call_id=f"{CALL_PREFIX}{origin.id}",
+        name=TOOL_NAME,
         arguments=json.dumps(asked),
         type="function_call",
     )
@@ -138,14 +138,14 @@ def questions_in(given: Any) -> Mapping[str, object]:
     return {
         item.call_id: _parsed(item.arguments or "")
         for item in items
-        if item.name == NAME and item.call_id
+        if item.name == TOOL_NAME and item.call_id
     }
 
 
 @suppress_errors("binding")
 def hide_questions(request: RequestArguments, invocation: AgentInvocation | None) -> None:
     """Remove our tool, its calls and their results from a request; decide on a declined one."""
-    request["tools"] = [tool for tool in request["tools"] or () if tool.name != NAME]
+    request["tools"] = [tool for tool in request["tools"] or () if tool.name != TOOL_NAME]
     given = request["input"]
     if not isinstance(given, list) or (
         invocation is not None and not invocation.agent_run.has_questions
@@ -170,7 +170,7 @@ def hide_questions(request: RequestArguments, invocation: AgentInvocation | None
 
 
 def _is_ours(item: Any) -> bool:
-    return isinstance(item, Mapping) and str(item.get("call_id")).startswith(CALL)
+    return isinstance(item, Mapping) and str(item.get("call_id")).startswith(CALL_PREFIX)
 
 
 def _parsed(text: str) -> object:

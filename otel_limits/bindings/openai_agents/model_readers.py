@@ -218,6 +218,10 @@ USAGE: Final = OPENAI
 
 SUMS: Final = ("input_tokens", "output_tokens", "total_tokens")
 
+CALL: Final = "function_call"
+RESULT: Final = "function_call_output"
+"""Types of the items for a function tool."""
+
 
 def with_raw_usage(settings: Any, model: Any) -> Any:
     """Return the settings of a request with which the SDK keeps the vendor's usage."""
@@ -271,7 +275,7 @@ def tools_in(output: Sequence[Any], handoffs: Sequence[Any]) -> Iterator[tuple[s
     """
     others = {handoff.tool_name for handoff in handoffs}
     for item in output:
-        if _field(item, "type") == "function_call" and _field(item, "name") not in others:
+        if _field(item, "type") == CALL and _field(item, "name") not in others:
             name = str(_field(item, "name"))
             identity = _field(item, "call_id") or name
             yield str(identity), name, arguments_of(_field(item, "arguments"))
@@ -282,7 +286,7 @@ def answers_in(given: Any) -> dict[str, ToolAnswer]:
     results = {
         str(item["call_id"]): item.get("output")
         for item in (given if isinstance(given, list) else ())
-        if isinstance(item, Mapping) and item.get("type") == "function_call_output"
+        if isinstance(item, Mapping) and item.get("type") == RESULT
     }
     # The SDK marks no result as an error. One that no tool gave says why it was rejected.
     return {
@@ -294,9 +298,7 @@ def answers_in(given: Any) -> dict[str, ToolAnswer]:
 def arguments_in(output: Sequence[Any]) -> str:
     """Return the arguments of the function tools that a response requests, as they were sent."""
     return "".join(
-        str(_field(item, "arguments") or "")
-        for item in output
-        if _field(item, "type") == "function_call"
+        str(_field(item, "arguments") or "") for item in output if _field(item, "type") == CALL
     )
 
 
@@ -316,8 +318,6 @@ def _field(item: Any, name: str) -> Any:
 # They change a request, never the items of the run.
 
 NO_RESULT: Final = "[The tool returned nothing.]"
-RESULT: Final = "function_call_output"
-CALL: Final = "function_call"
 
 
 def with_note(given: Any, note: str) -> Any:
@@ -331,10 +331,12 @@ def with_note(given: Any, note: str) -> Any:
 
 def nudged(given: Any, repeated: str, note: str) -> Any:
     """Return the input with a sentence in the output of a function call, by its ID."""
-    return [_nudged(item, repeated, note) for item in given] if isinstance(given, list) else given
+    return (
+        [_with_nudge(item, repeated, note) for item in given] if isinstance(given, list) else given
+    )
 
 
-def _nudged(item: Any, repeated: str, note: str) -> Any:
+def _with_nudge(item: Any, repeated: str, note: str) -> Any:
     is_result = isinstance(item, Mapping) and item.get("type") == RESULT
     if not is_result or item.get("call_id") != repeated or not isinstance(item["output"], str):
         return item
@@ -346,10 +348,10 @@ def as_texts(given: Any) -> Any:
 
     Several vendors refuse tool calls in a conversation for which no tools are declared.
     """
-    return list(_as_texts(given)) if isinstance(given, list) else given
+    return list(_texts_of(given)) if isinstance(given, list) else given
 
 
-def _as_texts(items: Sequence[Any]) -> Iterator[Any]:
+def _texts_of(items: Sequence[Any]) -> Iterator[Any]:
     for item in items:
         kind = item.get("type") if isinstance(item, Mapping) else None
         if kind == CALL:

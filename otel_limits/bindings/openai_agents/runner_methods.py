@@ -22,7 +22,7 @@ from otel_limits.bindings.openai_agents.limit_questions import questions_in
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.errors import StopNote, stop_of_error
 from otel_limits.core.internal_errors import suppress_errors, suppress_lapses
-from otel_limits.runs.tasks import UNKNOWN
+from otel_limits.runs.tasks import UNKNOWN_INPUT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -108,7 +108,7 @@ def _begun(agent: Any, given: Any, options: dict[str, Any]) -> AgentRun | None:
         agent.name,
         attributes=_attributes_of(options),
         session_id=_session_of(options),
-        given=UNKNOWN if isinstance(given, RunState) else given,
+        given=UNKNOWN_INPUT if isinstance(given, RunState) else given,
         questions=suppress_errors("binding")(questions_in)(given) or {},
         answers=recalled(given, agent.name, host) or {},
     )

@@ -584,7 +584,7 @@ def note_result(tool: RequestedTool, result: Mapping[str, Any]) -> None:
 
 # --- questions to a human -------------------------------------------------------------------------
 
-NAME: Final = "otel_limits"
+INTERRUPT_NAME: Final = "otel_limits"
 """Name of our interrupts, the prefix of their IDs, and our key in what Strands keeps with them."""
 
 
@@ -595,7 +595,7 @@ def is_unanswered(event: AfterInvocationEvent) -> bool:
     """
     interrupts = (event.result and event.result.interrupts) or ()
     # Each of them must be answered; the last one is certainly ours.
-    asked = [each.id for each in interrupts if each.name == NAME]
+    asked = [each.id for each in interrupts if each.name == INTERRUPT_NAME]
     return bool(asked) and not _answers(event.resume, asked[-1])
 
 
@@ -613,9 +613,9 @@ def question(verdict: Verdict, invocation: Invocation) -> InterruptException:
 
     Strands keeps the interrupts of all nodes of a graph by ID, so each question needs a unique one.
     """
-    identity = f"{NAME}:{invocation.agent}:{invocation.id}"
+    identity = f"{INTERRUPT_NAME}:{invocation.agent}:{invocation.id}"
     reason = extensions.question(verdict, invocation)
-    return InterruptException(Interrupt(id=identity, name=NAME, reason=reason))
+    return InterruptException(Interrupt(id=identity, name=INTERRUPT_NAME, reason=reason))
 
 
 def answer_of(agent: Agent) -> Interrupt | None:
@@ -627,7 +627,7 @@ def answer_of(agent: Agent) -> Interrupt | None:
     # While tools wait, an interrupt with our name belongs to an agent that is one of the tools.
     if state is None or state.pending_tool_execution is not None:
         return None
-    ours = [each for each in state.interrupts.values() if each.name == NAME]
+    ours = [each for each in state.interrupts.values() if each.name == INTERRUPT_NAME]
     return ours[-1] if ours else None
 
 
@@ -657,7 +657,7 @@ def answered_keys(agent: Agent) -> list[str]:
 def keep_task(owner: Any, task: Task) -> None:
     """Add its task to what an agent or group keeps with its interrupts until they are answered."""
     if (state := interrupt_state(owner)) is not None:
-        state.context[NAME] = task.record()
+        state.context[INTERRUPT_NAME] = task.record()
 
 
 @suppress_errors("binding")
@@ -688,8 +688,8 @@ def recall_task(owner: Any, keys: Sequence[str]) -> None:
         keys: The keys of the interrupts that are answered.
     """
     state = interrupt_state(owner)
-    if state is not None and STRANDS.host is not None and NAME in state.context:
-        STRANDS.host.runs.interrupted.recall([(key, state.context[NAME]) for key in keys])
+    if state is not None and STRANDS.host is not None and INTERRUPT_NAME in state.context:
+        STRANDS.host.runs.interrupted.recall([(key, state.context[INTERRUPT_NAME]) for key in keys])
 
 
 def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
@@ -699,7 +699,7 @@ def is_answered_by_person(agent: Agent, use: Mapping[str, Any]) -> bool:
     """
     state = interrupt_state(agent)
     asked = [] if state is None else state.interrupts.values()
-    return any(f":{use['toolUseId']}:" in each.id for each in asked if each.name != NAME)
+    return any(f":{use['toolUseId']}:" in each.id for each in asked if each.name != INTERRUPT_NAME)
 
 
 def consume_answer(agent: Agent, answer: Interrupt | None) -> None:
