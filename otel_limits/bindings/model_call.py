@@ -1,8 +1,8 @@
 """A request to a model, in any framework: admitted, sent, counted, or ended by a halt.
 
 A binding's subclass of `ModelCallInProgress` says what a request and an answer of its framework
-are, and how a halt reaches the framework. The four functions at the beginning are what happens at
-a model call, in this order, for a whole answer or a stream, with an event loop or without.
+are, and how a halt reaches the framework. `answered`, `streamed` and their blocking twins are what
+happens at a model call, in this order, for a whole answer or a stream.
 """
 
 from __future__ import annotations
