@@ -14,7 +14,7 @@ from otel_limits.bindings.strands.marks import SPANS, mark
 from otel_limits.bindings.strands.private import EventLoopStopEvent
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.texts import EMPTY_REMARK
-from otel_limits.otel.semconv import MODEL_CALL_PREFIXES as CALL_PREFIXES
+from otel_limits.otel.semconv import MODEL_CALL_PREFIXES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
@@ -48,7 +48,7 @@ def end_quietly(span: trace.Span | None) -> None:
     if span is None or not span.is_recording():
         return
     name = getattr(span, "name", "")
-    if name == SPANS.cycle or name.startswith(CALL_PREFIXES):
+    if name == SPANS.cycle or name.startswith(MODEL_CALL_PREFIXES):
         # OpenTelemetry ignores any status after OK, and any end after the first, so the error that
         # Strands writes for the refusal has no effect.
         span.set_status(trace.StatusCode.OK)
