@@ -58,60 +58,63 @@ REBUILD_SECONDS: Final = 2.0
 """How often a process checks whether counts have to be rebuilt."""
 
 
-# --- charges in a ledger --------------------------------------------------------------------------
+# --- the thread -----------------------------------------------------------------------------------
 
 
-def encode_charges(charges: Iterable[Charge]) -> str:
-    """Encode charges for the ledger, with hashed keys."""
-    return json.dumps(
-        [
-            (
-                count.quota,
-                count.key,
-                count.window.start,
-                count.window.end,
-                each.amount,
-                count.unit,
-                count.shown,
-            )
-            for each in charges
-            for count in (each.count,)
-        ],
-        separators=(",", ":"),
-    )
+class Recovery(StoreThread):
+    """Restores from a ledger what killed workers did not settle, and what a store lost.
 
+    Args:
+        store: The shared store.
+        records: The calls in the ledger of this process.
+        quotas: Returns the current quotas.
+    """
 
-def decode_charges(text: str) -> tuple[Charge, ...]:
-    """Decode the output of `encode_charges`."""
-    return tuple(
-        Charge(count=Count(quota, key, Window(start, end), unit, shown), amount=amount)
-        for quota, key, start, end, amount, unit, shown in json.loads(text)
-    )
+    name = "otel-limits-recovery"
 
+    def __init__(
+        self, store: SharedStore, records: CallRecords, quotas: Callable[[], Sequence[Quota]]
+    ) -> None:
+        """Start the thread."""
+        self._records = records
+        self._quotas = quotas
+        self._is_rebuilt = False
+        super().__init__(store)
 
-class CallRecords(Protocol):
-    """The calls in a ledger."""
+    def rebuild(self) -> None:
+        """Rebuild lost counts soon: the store restarted, or this process has just started."""
+        self._is_rebuilt = False
 
-    @property
-    def source(self) -> str:
-        """The name of the ledger, empty if there is none."""
+    def work(self, closing: threading.Event) -> None:
+        """Check once a minute, also in a child: its parent may end first."""
+        due = time.monotonic() + INTERVAL_SECONDS
+        while not closing.wait(REBUILD_SECONDS):
+            if not self._is_rebuilt:
+                self._rebuild()
+            if time.monotonic() >= due:
+                due = time.monotonic() + INTERVAL_SECONDS
+                self._look()
 
-    def charges_of(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-        """Return those of `operations` that are recorded, with their charges."""
+    @suppress_errors("quotas")
+    def _rebuild(self) -> None:
+        # Before, because another restart can be reported in the meantime.
+        self._is_rebuilt = True
+        if not self._records.source or not isinstance(self._store, Restores):
+            return
+        is_done = False
+        # The store or the ledger is unavailable: tried again.
+        with contextlib.suppress(StoreError, LedgerError):
+            is_done = rebuild_counts(self._store, self._quotas(), self._records)
+        if not is_done:
+            self._is_rebuilt = False
 
-    def charges_between(self, since: float, until: float) -> Iterable[ChargedCall]:
-        """Iterate over the charges of calls between two times.
-
-        Raises:
-            LedgerError: The ledger is not readable.
-        """
-
-    def resets_since(self, since: float) -> Sequence[QuotaReset]:
-        """Return the resets of quota keys since a time.
-
-        Raises:
-            LedgerError: The ledger is not readable.
-        """
+    @suppress_errors("quotas")
+    def _look(self) -> None:
+        if not isinstance(self._store, NotesExpired):
+            return
+        with contextlib.suppress(StoreError):  # the store worker logs outages
+            settle_expired(self._store, self._records.charges_of)
+            forget_expired(self._store)
 
 
 # --- settlements of killed workers ----------------------------------------------------------------
@@ -289,60 +292,57 @@ class RecordedUsage:
         return max(0, math.ceil(level - pace * max(0.0, self._begun - last)))
 
 
-# --- the thread -----------------------------------------------------------------------------------
+# --- charges in a ledger --------------------------------------------------------------------------
 
 
-class Recovery(StoreThread):
-    """Restores from a ledger what killed workers did not settle, and what a store lost.
+def encode_charges(charges: Iterable[Charge]) -> str:
+    """Encode charges for the ledger, with hashed keys."""
+    return json.dumps(
+        [
+            (
+                count.quota,
+                count.key,
+                count.window.start,
+                count.window.end,
+                each.amount,
+                count.unit,
+                count.shown,
+            )
+            for each in charges
+            for count in (each.count,)
+        ],
+        separators=(",", ":"),
+    )
 
-    Args:
-        store: The shared store.
-        records: The calls in the ledger of this process.
-        quotas: Returns the current quotas.
-    """
 
-    name = "otel-limits-recovery"
+def decode_charges(text: str) -> tuple[Charge, ...]:
+    """Decode the output of `encode_charges`."""
+    return tuple(
+        Charge(count=Count(quota, key, Window(start, end), unit, shown), amount=amount)
+        for quota, key, start, end, amount, unit, shown in json.loads(text)
+    )
 
-    def __init__(
-        self, store: SharedStore, records: CallRecords, quotas: Callable[[], Sequence[Quota]]
-    ) -> None:
-        """Start the thread."""
-        self._records = records
-        self._quotas = quotas
-        self._is_rebuilt = False
-        super().__init__(store)
 
-    def rebuild(self) -> None:
-        """Rebuild lost counts soon: the store restarted, or this process has just started."""
-        self._is_rebuilt = False
+class CallRecords(Protocol):
+    """The calls in a ledger."""
 
-    def work(self, closing: threading.Event) -> None:
-        """Check once a minute, also in a child: its parent may end first."""
-        due = time.monotonic() + INTERVAL_SECONDS
-        while not closing.wait(REBUILD_SECONDS):
-            if not self._is_rebuilt:
-                self._rebuild()
-            if time.monotonic() >= due:
-                due = time.monotonic() + INTERVAL_SECONDS
-                self._look()
+    @property
+    def source(self) -> str:
+        """The name of the ledger, empty if there is none."""
 
-    @suppress_errors("quotas")
-    def _rebuild(self) -> None:
-        # Before, because another restart can be reported in the meantime.
-        self._is_rebuilt = True
-        if not self._records.source or not isinstance(self._store, Restores):
-            return
-        is_done = False
-        # The store or the ledger is unavailable: tried again.
-        with contextlib.suppress(StoreError, LedgerError):
-            is_done = rebuild_counts(self._store, self._quotas(), self._records)
-        if not is_done:
-            self._is_rebuilt = False
+    def charges_of(self, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
+        """Return those of `operations` that are recorded, with their charges."""
 
-    @suppress_errors("quotas")
-    def _look(self) -> None:
-        if not isinstance(self._store, NotesExpired):
-            return
-        with contextlib.suppress(StoreError):  # the store worker logs outages
-            settle_expired(self._store, self._records.charges_of)
-            forget_expired(self._store)
+    def charges_between(self, since: float, until: float) -> Iterable[ChargedCall]:
+        """Iterate over the charges of calls between two times.
+
+        Raises:
+            LedgerError: The ledger is not readable.
+        """
+
+    def resets_since(self, since: float) -> Sequence[QuotaReset]:
+        """Return the resets of quota keys since a time.
+
+        Raises:
+            LedgerError: The ledger is not readable.
+        """
