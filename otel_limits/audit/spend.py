@@ -20,237 +20,6 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.options import AFTER_TOOLS, OF_CALLS
 from otel_limits.ledger.rows import MICROSECONDS, dollars, tools_in
 
-# --- costs by tool --------------------------------------------------------------------------------
-# A request with the results of several tools is split among them, by how often each was called in
-# the turn before. Whole tokens and picodollars are split, so the parts add up.
-
-TOOL: Final = "tool"
-NO_TOOL: Final = "(no tool)"
-NOT_RECORDED: Final = "(not recorded)"
-
-TOOL_FIGURES: Final = (
-    Column("tool_calls", "Tool calls", "count"),
-    Column("tool_errors", "Tool errors", "count"),
-    Column("tool_seconds", "Tool time", "seconds"),
-)
-TOOLS_NOTE: Final = (
-    "Each tool has the cost of the model calls that received its results. A call with results of "
-    f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
-    f"invocation and side calls; {NOT_RECORDED} is imported calls."
-)
-
-
-@dataclass(slots=True)
-class ToolUse:
-    """Sums over calls of a tool."""
-
-    calls: int = 0
-    errors: int = 0
-    micros: int = 0
-
-    @property
-    def figures(self) -> tuple[int, int, float]:
-        """The values of `TOOL_FIGURES`."""
-        return self.calls, self.errors, self.micros / MICROSECONDS
-
-    def add(self, calls: int, errors: int, micros: int) -> None:
-        """Add sums over further calls."""
-        self.calls += calls
-        self.errors += errors
-        self.micros += micros
-
-
-UseByGroup = Mapping[tuple[Any, ...], ToolUse]
-
-
-def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
-    """Split sums of model calls among the tools whose results they received."""
-    for keys, sums in rows:
-        text = keys[AFTER_TOOLS]
-        # Weighted by how often each was called.
-        tools = tools_in(text or "")
-        if not tools:
-            # Empty means none; null means unknown, as in imported calls.
-            yield {**keys, TOOL: NOT_RECORDED if text is None else NO_TOOL}, sums
-            continue
-        parts = zip(*(shares(each, list(tools.values())) for each in sums), strict=True)
-        for tool, part in zip(tools, parts, strict=True):
-            yield {**keys, TOOL: tool}, part
-
-
-def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
-    """Split an amount by weights into whole parts that add up to it."""
-    if amount is None:
-        return [None] * len(weights)
-    whole, parts, sofar, done = sum(weights), [], 0, 0
-    # Cumulative sums, so that rounding remainders carry over.
-    for weight in weights:
-        sofar += weight
-        upto = int(amount) * sofar // whole
-        parts.append(upto - done)
-        done = upto
-    return parts
-
-
-def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
-    """Add up calls of tools; `None` if grouped or selected by a property of model calls."""
-    from otel_limits.ledger import queries
-
-    found = queries.tool_uses(inquiry.connection, by, inquiry.selection)
-    # A selection by model does not apply to tools, and no number is better than a wrong one.
-    if found is None:
-        return None
-    uses: dict[tuple[Any, ...], ToolUse] = {}
-    for keys, (calls, errors, micros) in found:
-        key = tuple(property_of(keys, name, inquiry.selection.zone) for name in by)
-        uses.setdefault(key, ToolUse()).add(calls, errors, int(micros))
-    return uses
-
-
-# --- costs by outcome -----------------------------------------------------------------------------
-
-OUTCOMES: Final = (
-    Column("invocations", "Invocations", "count"),
-    Column("successful", "Successful", "count", is_key=True),
-    Column("halted", "Halted", "count", is_key=True),
-    Column("killed", "Killed", "count"),
-    Column("failed", "Failed", "count"),
-    Column("lost", "Lost", "count"),
-    Column("interrupted", "Interrupted", "count"),
-    Column("unknown", "Unknown", "count"),
-    Column("spent_on_successful_usd", "Spent on successful", "money"),
-    Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
-    Column("spent_on_killed_usd", "Spent on killed", "money"),
-    Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
-    Column("spent_on_lost_usd", "Spent on lost", "money"),
-    Column("spent_on_interrupted_usd", "Spent on interrupted", "money"),
-    Column("spent_on_unknown_usd", "Spent on unknown", "money"),
-    Column("own_cost_per_success_usd", "Own cost per success", "money"),
-    Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
-    Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
-)
-KINDS: Final = ("successful", "halted", "killed", "failed", "lost", "interrupted", "unknown")
-"""Each ended invocation is exactly one of these."""
-UNDECIDED: Final = ("interrupted", "unknown")
-"""Those that are neither successful nor unsuccessful."""
-
-
-@dataclass(slots=True)
-class Outcomes:
-    """Ended invocations by outcome, with their cost in picodollars."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    pico: Counter[str] = field(default_factory=Counter)
-    unpriced: int = 0
-    """Model calls without a known price."""
-
-    def add(self, outcome: str, invocations: int, pico: int, unpriced: int) -> None:
-        """Add invocations of an outcome."""
-        self.counts[outcome] += invocations
-        self.pico[outcome] += pico
-        self.unpriced += unpriced
-
-    @property
-    def unsuccessful(self) -> int:
-        """Picodollars of those that had an end, and no natural one."""
-        others = ("successful", *UNDECIDED)
-        return self.pico.total() - sum(self.pico[kind] for kind in others)
-
-    @property
-    def figures(self) -> tuple[Any, ...]:
-        """The values of `OUTCOMES`."""
-        successful, of_successful, total = (
-            self.counts["successful"],
-            self.pico["successful"],
-            self.pico.total(),
-        )
-        decided = of_successful + self.unsuccessful
-        return (
-            self.counts.total(),
-            *(self.counts[kind] for kind in KINDS),
-            *(self._usd(self.pico[kind]) for kind in KINDS),
-            # Whole picodollars: money is never a float.
-            self._usd(of_successful // successful if successful else None),
-            self._usd(total // successful if successful else None),
-            self.unsuccessful / decided if decided else None,
-        )
-
-    def _usd(self, pico: int | None) -> Decimal | None:
-        # If nothing has a price, 0 would look free.
-        return None if self.unpriced and not self.pico.total() else dollars(pico)
-
-
-def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
-    """Build a table with one row per group, the highest unsuccessful cost first.
-
-    Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
-    by such a property.
-    """
-    from otel_limits.bindings.known import successes
-    from otel_limits.ledger import queries
-
-    names = [name for name in by if name not in OF_CALLS]
-    if any(each.name in OF_CALLS for each in inquiry.selection.where):
-        return None
-    zone, total = inquiry.selection.zone, Outcomes()
-    groups: dict[tuple[Any, ...], Outcomes] = {}
-    found = queries.outcomes(inquiry.connection, names, inquiry.selection, successes())
-    for keys, (outcome, *sums) in found:
-        key = tuple(property_of(keys, name, zone) for name in names)
-        for each in (groups.setdefault(key, Outcomes()), total):
-            each.add(outcome, *map(int, sums))
-
-    def rank(item: tuple[tuple[Any, ...], Outcomes]) -> tuple[Any, ...]:
-        return (-item[1].unsuccessful, -item[1].pico.total(), *map(str, item[0]))
-
-    ranked = sorted(groups.items(), key=rank)
-    return Table(
-        name="outcomes",
-        title="Invocations by " + ", ".join(names) if names else "Invocations",
-        columns=(*inquiry.key_columns(names, OUTCOMES), *OUTCOMES),
-        rows=[(*key, *each.figures) for key, each in ranked],
-        total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
-        note="Finished invocations that started in the selected period, with their own cost. "
-        "Successful ones ended naturally, halted ones were ended by a limit, killed ones on "
-        "request, lost ones by `otel-limits ledger end-lost`; interrupted ones wait, e.g. for a "
-        "person's answer, with which another invocation continues. The end of an import may be "
-        "unknown. All others failed. The unsuccessful share is that of known ends.",
-    )
-
-
-# --- stated costs ---------------------------------------------------------------------------------
-
-DIFFERENCES: Final = (
-    Column("model", "Model", is_key=True),
-    Column("calls", "Calls", "count"),
-    Column("different_calls", "Different", "count", is_key=True),
-    Column("stated_usd", "Stated", "money", is_key=True),
-    Column("listed_usd", "Computed", "money", is_key=True),
-)
-
-
-def differences_table(inquiry: AuditQuery) -> Table | None:
-    """Build a table of the models whose stated costs differ from the computed prices, if any do."""
-    from otel_limits.ledger import queries
-
-    found = queries.stated_costs(inquiry.connection, inquiry.selection)
-    rows = [
-        (each.model, each.calls, each.different, dollars(each.stated), dollars(each.listed))
-        for each in found
-    ]
-    if not rows:
-        return None
-    return Table(
-        name="differences",
-        title="Stated costs that differ from computed prices",
-        columns=DIFFERENCES,
-        rows=rows,
-        note="Models with a call whose response states a cost that differs by more than 1% from "
-        "the price by the policy file or the price list. The sums are of all calls that have both. "
-        "The stated cost of a vendor is the price; that of a gateway is only recorded.",
-    )
-
-
 # --- the question ---------------------------------------------------------------------------------
 
 CURRENT, RECORDED = parsing.PRICES
@@ -485,6 +254,239 @@ def _rank(key: tuple[Any, ...], sums: Sums, by: Sequence[str]) -> tuple[Any, ...
     dates = tuple(str(value) for name, value in zip(by, key, strict=False) if name in DATES)
     return (dates, -sums.pico, -sums.tokens, tuple(str(value) for value in key))
 
+
+# --- costs by tool --------------------------------------------------------------------------------
+# A request with the results of several tools is split among them, by how often each was called in
+# the turn before. Whole tokens and picodollars are split, so the parts add up.
+
+TOOL: Final = "tool"
+NO_TOOL: Final = "(no tool)"
+NOT_RECORDED: Final = "(not recorded)"
+
+TOOL_FIGURES: Final = (
+    Column("tool_calls", "Tool calls", "count"),
+    Column("tool_errors", "Tool errors", "count"),
+    Column("tool_seconds", "Tool time", "seconds"),
+)
+TOOLS_NOTE: Final = (
+    "Each tool has the cost of the model calls that received its results. A call with results of "
+    f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
+    f"invocation and side calls; {NOT_RECORDED} is imported calls."
+)
+
+
+@dataclass(slots=True)
+class ToolUse:
+    """Sums over calls of a tool."""
+
+    calls: int = 0
+    errors: int = 0
+    micros: int = 0
+
+    @property
+    def figures(self) -> tuple[int, int, float]:
+        """The values of `TOOL_FIGURES`."""
+        return self.calls, self.errors, self.micros / MICROSECONDS
+
+    def add(self, calls: int, errors: int, micros: int) -> None:
+        """Add sums over further calls."""
+        self.calls += calls
+        self.errors += errors
+        self.micros += micros
+
+
+UseByGroup = Mapping[tuple[Any, ...], ToolUse]
+
+
+def shared(rows: SummedCalls) -> Iterator[tuple[Mapping[str, Any], Sequence[Any]]]:
+    """Split sums of model calls among the tools whose results they received."""
+    for keys, sums in rows:
+        text = keys[AFTER_TOOLS]
+        # Weighted by how often each was called.
+        tools = tools_in(text or "")
+        if not tools:
+            # Empty means none; null means unknown, as in imported calls.
+            yield {**keys, TOOL: NOT_RECORDED if text is None else NO_TOOL}, sums
+            continue
+        parts = zip(*(shares(each, list(tools.values())) for each in sums), strict=True)
+        for tool, part in zip(tools, parts, strict=True):
+            yield {**keys, TOOL: tool}, part
+
+
+def shares(amount: int | None, weights: Sequence[int]) -> Sequence[int | None]:
+    """Split an amount by weights into whole parts that add up to it."""
+    if amount is None:
+        return [None] * len(weights)
+    whole, parts, sofar, done = sum(weights), [], 0, 0
+    # Cumulative sums, so that rounding remainders carry over.
+    for weight in weights:
+        sofar += weight
+        upto = int(amount) * sofar // whole
+        parts.append(upto - done)
+        done = upto
+    return parts
+
+
+def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
+    """Add up calls of tools; `None` if grouped or selected by a property of model calls."""
+    from otel_limits.ledger import queries
+
+    found = queries.tool_uses(inquiry.connection, by, inquiry.selection)
+    # A selection by model does not apply to tools, and no number is better than a wrong one.
+    if found is None:
+        return None
+    uses: dict[tuple[Any, ...], ToolUse] = {}
+    for keys, (calls, errors, micros) in found:
+        key = tuple(property_of(keys, name, inquiry.selection.zone) for name in by)
+        uses.setdefault(key, ToolUse()).add(calls, errors, int(micros))
+    return uses
+
+
+# --- costs by outcome -----------------------------------------------------------------------------
+
+OUTCOMES: Final = (
+    Column("invocations", "Invocations", "count"),
+    Column("successful", "Successful", "count", is_key=True),
+    Column("halted", "Halted", "count", is_key=True),
+    Column("killed", "Killed", "count"),
+    Column("failed", "Failed", "count"),
+    Column("lost", "Lost", "count"),
+    Column("interrupted", "Interrupted", "count"),
+    Column("unknown", "Unknown", "count"),
+    Column("spent_on_successful_usd", "Spent on successful", "money"),
+    Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
+    Column("spent_on_killed_usd", "Spent on killed", "money"),
+    Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
+    Column("spent_on_lost_usd", "Spent on lost", "money"),
+    Column("spent_on_interrupted_usd", "Spent on interrupted", "money"),
+    Column("spent_on_unknown_usd", "Spent on unknown", "money"),
+    Column("own_cost_per_success_usd", "Own cost per success", "money"),
+    Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
+    Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
+)
+KINDS: Final = ("successful", "halted", "killed", "failed", "lost", "interrupted", "unknown")
+"""Each ended invocation is exactly one of these."""
+UNDECIDED: Final = ("interrupted", "unknown")
+"""Those that are neither successful nor unsuccessful."""
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Ended invocations by outcome, with their cost in picodollars."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    pico: Counter[str] = field(default_factory=Counter)
+    unpriced: int = 0
+    """Model calls without a known price."""
+
+    def add(self, outcome: str, invocations: int, pico: int, unpriced: int) -> None:
+        """Add invocations of an outcome."""
+        self.counts[outcome] += invocations
+        self.pico[outcome] += pico
+        self.unpriced += unpriced
+
+    @property
+    def unsuccessful(self) -> int:
+        """Picodollars of those that had an end, and no natural one."""
+        others = ("successful", *UNDECIDED)
+        return self.pico.total() - sum(self.pico[kind] for kind in others)
+
+    @property
+    def figures(self) -> tuple[Any, ...]:
+        """The values of `OUTCOMES`."""
+        successful, of_successful, total = (
+            self.counts["successful"],
+            self.pico["successful"],
+            self.pico.total(),
+        )
+        decided = of_successful + self.unsuccessful
+        return (
+            self.counts.total(),
+            *(self.counts[kind] for kind in KINDS),
+            *(self._usd(self.pico[kind]) for kind in KINDS),
+            # Whole picodollars: money is never a float.
+            self._usd(of_successful // successful if successful else None),
+            self._usd(total // successful if successful else None),
+            self.unsuccessful / decided if decided else None,
+        )
+
+    def _usd(self, pico: int | None) -> Decimal | None:
+        # If nothing has a price, 0 would look free.
+        return None if self.unpriced and not self.pico.total() else dollars(pico)
+
+
+def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
+    """Build a table with one row per group, the highest unsuccessful cost first.
+
+    Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
+    by such a property.
+    """
+    from otel_limits.bindings.known import successes
+    from otel_limits.ledger import queries
+
+    names = [name for name in by if name not in OF_CALLS]
+    if any(each.name in OF_CALLS for each in inquiry.selection.where):
+        return None
+    zone, total = inquiry.selection.zone, Outcomes()
+    groups: dict[tuple[Any, ...], Outcomes] = {}
+    found = queries.outcomes(inquiry.connection, names, inquiry.selection, successes())
+    for keys, (outcome, *sums) in found:
+        key = tuple(property_of(keys, name, zone) for name in names)
+        for each in (groups.setdefault(key, Outcomes()), total):
+            each.add(outcome, *map(int, sums))
+
+    def rank(item: tuple[tuple[Any, ...], Outcomes]) -> tuple[Any, ...]:
+        return (-item[1].unsuccessful, -item[1].pico.total(), *map(str, item[0]))
+
+    ranked = sorted(groups.items(), key=rank)
+    return Table(
+        name="outcomes",
+        title="Invocations by " + ", ".join(names) if names else "Invocations",
+        columns=(*inquiry.key_columns(names, OUTCOMES), *OUTCOMES),
+        rows=[(*key, *each.figures) for key, each in ranked],
+        total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
+        note="Finished invocations that started in the selected period, with their own cost. "
+        "Successful ones ended naturally, halted ones were ended by a limit, killed ones on "
+        "request, lost ones by `otel-limits ledger end-lost`; interrupted ones wait, e.g. for a "
+        "person's answer, with which another invocation continues. The end of an import may be "
+        "unknown. All others failed. The unsuccessful share is that of known ends.",
+    )
+
+
+# --- stated costs ---------------------------------------------------------------------------------
+
+DIFFERENCES: Final = (
+    Column("model", "Model", is_key=True),
+    Column("calls", "Calls", "count"),
+    Column("different_calls", "Different", "count", is_key=True),
+    Column("stated_usd", "Stated", "money", is_key=True),
+    Column("listed_usd", "Computed", "money", is_key=True),
+)
+
+
+def differences_table(inquiry: AuditQuery) -> Table | None:
+    """Build a table of the models whose stated costs differ from the computed prices, if any do."""
+    from otel_limits.ledger import queries
+
+    found = queries.stated_costs(inquiry.connection, inquiry.selection)
+    rows = [
+        (each.model, each.calls, each.different, dollars(each.stated), dollars(each.listed))
+        for each in found
+    ]
+    if not rows:
+        return None
+    return Table(
+        name="differences",
+        title="Stated costs that differ from computed prices",
+        columns=DIFFERENCES,
+        rows=rows,
+        note="Models with a call whose response states a cost that differs by more than 1% from "
+        "the price by the policy file or the price list. The sums are of all calls that have both. "
+        "The stated cost of a vendor is the price; that of a gateway is only recorded.",
+    )
+
+
+# --- the definition -------------------------------------------------------------------------------
 
 SPEND: Final = Question(
     name="spend",
