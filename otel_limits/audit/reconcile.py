@@ -156,8 +156,8 @@ def compared(
         late = read(inquiry.connection, max(since_us, scraped_us), until_us)
         return dict(read(inquiry.connection, since_us, until_us)), dict(late)
 
-    calls, late_calls = both(reconciling.calls)
-    stops, late_stops = both(reconciling.stops)
+    calls, late_calls = both(reconciling.live_calls)
+    stops, late_stops = both(reconciling.live_stops)
     rows = []
     for measure in MEASURES:
         grown = counters.growth(measure.metric, "agent", "model")

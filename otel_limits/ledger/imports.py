@@ -89,7 +89,7 @@ DIVIDED: Final = (
 """A command that writes a document for each span."""
 NO_AGENT: Final = "(no agent)"
 
-NO_CALL: Final = (
+NO_CALL_FOUND: Final = (
     "No model calls found in {}. A span is a model call if it has gen_ai.operation.name, "
     "openinference.span.kind, llm.request.type, langfuse.observation.type, mlflow.spanType or "
     "genkit:metadata:subtype, or two of these: a model, usage, and a name like `chat`. Metrics "
@@ -131,7 +131,7 @@ class ImportResult:
         parts = [f"Imported {pluralize(self.calls, 'model call')}, {others}"]
         if self.has_no_call and (self.spans or not self.bad):
             documents = pluralize(self.documents, "JSON document")
-            parts = [NO_CALL.format(f"{pluralize(self.spans, 'span')} of {documents}")]
+            parts = [NO_CALL_FOUND.format(f"{pluralize(self.spans, 'span')} of {documents}")]
         if self.known_calls:
             known = pluralize(self.known_calls, "model call was", "model calls were")
             parts.append(f"{known} already in the ledger.")

@@ -30,7 +30,7 @@ RECORDED_LIVE: Final = "live"
 """Imported calls were counted elsewhere, if at all."""
 
 
-def calls(
+def live_calls(
     connection: sa.Connection, since_us: int, until_us: int
 ) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
     """Add up calls, tokens and picodollars by agent and model, at the recorded prices."""
@@ -60,7 +60,7 @@ def calls(
         )
 
 
-def stops(
+def live_stops(
     connection: sa.Connection, since_us: int, until_us: int
 ) -> Iterator[tuple[tuple[str, str], dict[str, int]]]:
     """Count ended invocations by agent and reason."""

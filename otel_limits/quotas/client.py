@@ -48,7 +48,7 @@ LEASE_SECONDS: Final = 300.0
 """Lease of a reservation: one whose worker died is released after it."""
 
 # Two renewals may be lost or late before a lease expires.
-RENEWALS: Final = 3
+LEASE_RENEWALS: Final = 3
 """Renewals per lease."""
 
 # One retry for a wrong local clock, one for a window that ended during the request.
@@ -236,7 +236,7 @@ class StoreClient:
         now = self._clock.now()
         if not amounts or reservation.leased_at is None:
             return
-        if now - reservation.leased_at >= self.lease_seconds / RENEWALS:
+        if now - reservation.leased_at >= self.lease_seconds / LEASE_RENEWALS:
             reservation.leased_at = now
             renewal = Renew(reservation.id, amounts, self.lease_seconds)
             self.executor.send(renewal)
@@ -339,7 +339,7 @@ def settlement_of(reservation: QuotaReservation) -> Settle:
 # The store releases a killed worker's reservations when their leases expire: slots after 30
 # seconds, all others after minutes.
 
-RENEW_SECONDS: Final = SLOT_LEASE_SECONDS / RENEWALS
+RENEW_SECONDS: Final = SLOT_LEASE_SECONDS / LEASE_RENEWALS
 """How often a process checks for due renewals: a slot has the shortest lease."""
 
 

@@ -1,4 +1,10 @@
-"""The sums of conversations that processes share, and how each process keeps in step."""
+"""The sums of conversations that processes share, and how each process keeps in step.
+
+A process reads the record of a conversation before the first model call of an invocation, and
+adds to it after each call. The reply to an addition has the sums of all processes, so a process
+is behind by the calls in flight at most. During an outage it counts on from what it knows, and
+what it adds is sent afterwards.
+"""
 
 from __future__ import annotations
 
@@ -196,20 +202,6 @@ def unread(conversation: Conversation) -> Verdict:
 
 
 # --- conversations as a process knows them --------------------------------------------------------
-# A process reads the record of a conversation before the first model call of an invocation, and
-# adds to it after each call. The reply to an addition has the sums of all processes, so a process
-# is behind by the calls in flight at most. During an outage it counts on from what it knows, and
-# what it adds is sent afterwards.
-
-PARTS_PER_USD: Final = Decimal(10**12)
-"""Stores add integers: USD are counted in 10⁻¹² USD, as in the ledger."""
-
-GRANTED: Final = "granted:"
-"""Prefix of the sums that raise a limit, whose name follows."""
-
-IN_USD: Final = ("cost", "cost_at_most", GRANTED + "max_cost_usd")
-FLAGS: Final = ("has_wrapped_up", "has_asked")
-"""Sums of which only matters whether anything was added."""
 
 MAX_KNOWN: Final = 10_000
 """Conversations that a process knows at most: those it used last."""
@@ -311,6 +303,16 @@ class SharedConversations:
 
 
 # --- sums in a store ------------------------------------------------------------------------------
+
+PARTS_PER_USD: Final = Decimal(10**12)
+"""Stores add integers: USD are counted in 10⁻¹² USD, as in the ledger."""
+
+GRANTED: Final = "granted:"
+"""Prefix of the sums that raise a limit, whose name follows."""
+
+IN_USD: Final = ("cost", "cost_at_most", GRANTED + "max_cost_usd")
+FLAGS: Final = ("has_wrapped_up", "has_asked")
+"""Sums of which only matters whether anything was added."""
 
 
 def parts_of(sums: ConversationSums) -> dict[str, int]:

@@ -487,7 +487,7 @@ class Reservations:
 
 # --- reserving, and waiting -----------------------------------------------------------------------
 
-RENEWALS: Final = 3
+NEED_RENEWALS: Final = 3
 """Times that a waiting call asks again while later ones leave room for it."""
 
 SHORTEST_SECONDS: Final = 0.01
@@ -545,7 +545,7 @@ class AdmissionAttempt:
                 return set()
         ends = (demand.count.window.end for _, demand, _ in enforced)
         # At the latest, it shows that it still waits.
-        self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / RENEWALS)
+        self.changes_at = min(reply.changes_at, *ends, reply.now + NEED_SECONDS / NEED_RENEWALS)
         return queues
 
 

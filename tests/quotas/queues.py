@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 )
 
 from otel_limits.quotas.client import LEASE_SECONDS
-from otel_limits.quotas.engine import RENEWALS
+from otel_limits.quotas.engine import NEED_RENEWALS
 from otel_limits.quotas.store import FOREVER, NEED_SECONDS, Block, Freed, Grant, Reset, Withdraw
 from tests.quotas.own_time import AGENTS, POLLING, QUOTAS, WORKERS, SimulatedFleet
 
@@ -212,7 +212,7 @@ class QueueMachine(SimulatedFleet, RuleBasedStateMachine):
                 is_notified = worker is not self.workers[POLLING] and not self.time_has_passed
                 assert not is_notified
                 left_room = any(each.needs_until > call.since for each in self.calls)
-                longest = 2 + (NEED_SECONDS / RENEWALS if left_room else 0)
+                longest = 2 + (NEED_SECONDS / NEED_RENEWALS if left_room else 0)
                 assert self.clock.now - call.could_go_since < longest
         self.time_has_passed = False
 
