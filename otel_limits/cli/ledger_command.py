@@ -36,267 +36,7 @@ if TYPE_CHECKING:
     from otel_limits.ledger.repricing import Repriced
 
 
-# --- ledger accept, ledger end-lost ---------------------------------------------------------------
-
-
-def add_amendments(group: Any) -> None:
-    """Add both to the commands of `ledger`."""
-    text = "Accept the loss of damaged lines of a spill file."
-    parser = add_ledger_command(group, "accept", text, accept)
-    parser.add_argument(
-        "file", type=file_name, metavar="FILE", help="as listed by otel-limits audit verify"
-    )
-    parser.add_argument(
-        "--reason", required=True, type=_reason, metavar="TEXT", help="recorded and always listed"
-    )
-    text = "End invocations as lost if their process vanished, e.g. after SIGKILL."
-    parser = add_ledger_command(group, "end-lost", text, end_lost)
-    parser.add_argument(
-        "--older-than",
-        type=parsing.duration,
-        required=True,
-        metavar="AGE",
-        help="time without any record of their budget tree, e.g. 1d",
-    )
-
-
-def _reason(text: str) -> str:
-    if not text.strip():
-        raise ArgumentTypeError("must not be empty")
-    return text.strip()
-
-
-def accept(arguments: Namespace) -> int:
-    """Record that the damaged lines of a spill file are given up."""
-    from otel_limits.ledger.maintenance import accepted_row, damages
-    from otel_limits.ledger.rows import MAINTENANCE
-
-    with open_ledger(arguments) as database:
-        with database.reading() as connection:
-            lost = [each for each in damages(connection) if each.accepted is None]
-        # By its name alone as well: the ledger may have been moved with its files.
-        names = {arguments.file, str(Path(arguments.file).absolute())}
-        chosen = [each for each in lost if each.file in names]
-        chosen = chosen or [each for each in lost if Path(each.file).name == arguments.file]
-        if not chosen:
-            raise LedgerError(
-                f"{arguments.file} has no lost lines to accept. otel-limits audit verify lists "
-                "the files that have."
-            )
-        database.write([(MAINTENANCE, accepted_row(each, arguments.reason)) for each in chosen])
-        lines = pluralize(sum(each.lines for each in chosen), "lost line")
-        sys.stdout.write(f"{lines} of {chosen[0].file} accepted.\n")
-    return 0
-
-
-def end_lost(arguments: Namespace) -> int:
-    """End invocations without an end."""
-    from otel_limits.ledger import maintenance
-
-    age = arguments.older_than // timedelta(microseconds=1)
-    before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
-    with open_ledger(arguments) as database, working("Ending") as work:
-        ended = sum(work.through(maintenance.end_lost(database, before)))
-        sys.stdout.write(f"{pluralize(ended, 'invocation')} ended as lost in {database.address}.\n")
-    return 0
-
-
-# --- ledger close ---------------------------------------------------------------------------------
-
-DAY = timedelta(days=1)
-
-CLOSE_TEXT = """\
-Write digests of past days, to prove later that their rows are unchanged.
-
-Keep the output where the owner of the ledger cannot write. Compare with it: otel-limits audit
-verify --against FILE.
-"""
-
-
-def add_close(group: Any) -> None:
-    """Add `close` to the commands of `ledger`."""
-    parser = add_ledger_command(group, "close", CLOSE_TEXT, write_close)
-    period = parser.add_mutually_exclusive_group(required=True)
-    period.add_argument("--month", type=_month, metavar="MONTH", help="UTC month, e.g. 2026-10")
-    period.add_argument(
-        "--until",
-        # Not in the time zone of queries.
-        dest="until_day",
-        type=_day,
-        metavar="DAY",
-        help="end (exclusive), e.g. 2026-11-01; starts at the end of --after, otherwise at the "
-        "first row",
-    )
-    parser.add_argument(
-        "--after", type=file_name, metavar="FILE", help="previous close, whose digest is included"
-    )
-    parser.add_argument(
-        "--with-open",
-        action="store_true",
-        help="close without rows in spill files and unfinished invocations, which are listed",
-    )
-    parser.add_argument(
-        "--tenant-key",
-        metavar="KEY",
-        default="tenant.id",
-        help="audit key by which sums are grouped (default: tenant.id)",
-    )
-    parser.set_defaults(format="json")
-
-
-def _day(text: str) -> date:
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ArgumentTypeError(f"must be like 2026-11-01, got {redact_url(text)!r}") from None
-
-
-def _month(text: str) -> tuple[date, date]:
-    try:
-        begin = date.fromisoformat(f"{text}-01")
-    except ValueError:
-        raise ArgumentTypeError(f"must be like 2026-10, got {redact_url(text)!r}") from None
-    return begin, date(begin.year + begin.month // 12, begin.month % 12 + 1, 1)
-
-
-def write_close(arguments: Namespace) -> int:
-    """Write a close to standard output."""
-    from otel_limits.ledger.closing import as_text, close
-
-    period, after = _period(arguments)
-    with open_query(arguments) as inquiry:
-        if not arguments.with_open:
-            _require_finished(inquiry, period)
-        pending = inquiry.waiting.rows
-        document = with_exact_sums(
-            inquiry,
-            lambda: close(inquiry.connection, period, arguments.tenant_key, after, pending),
-        )
-    sys.stdout.write(as_text(document))
-    return 0
-
-
-def _period(arguments: Namespace) -> tuple[Period, str | None]:
-    """Return the days, and the digest of the previous close.
-
-    Raises:
-        LedgerError: They are not over, or do not follow the previous close.
-    """
-    from otel_limits.ledger.closing import Period, read_close
-
-    since, until = arguments.month or (None, arguments.until_day)
-    today = datetime.now(timezone.utc).date()
-    if until > today:
-        words = ["--until", str(today)]
-        words += ["--after", arguments.after] if arguments.after else []
-        words += ["--ledger", redact_url(arguments.ledger)] if arguments.ledger else []
-        raise LedgerError(
-            f"Days can be closed when they are over, and {until - DAY} is not. Close those before "
-            f"{today}: otel-limits ledger close {shlex.join(words)}"
-        )
-    after = None
-    if arguments.after is not None:
-        previous = read_close(Path(arguments.after))
-        after, end = previous.sha256, previous.period.until
-        if since not in (None, end):
-            raise LedgerError(
-                f"{arguments.after} ends before {end}, but the month begins on {since}. Close the "
-                f"days between them, or start at its end: --until {until}"
-            )
-        since = end
-    if since is not None and since >= until:
-        raise LedgerError(f"--until must be later than {since}, got {until}.")
-    return Period(since=since, until=until), after
-
-
-def _require_finished(inquiry: AuditQuery, period: Period) -> None:
-    """Check that no row of these days is missing as far as this host can see.
-
-    Raises:
-        LedgerError: Rows wait, or invocations are open.
-    """
-    from otel_limits.ledger.closing import unfinished
-
-    _, until_us = period.microseconds(inquiry.connection)
-    waiting = inquiry.waiting
-    opened, _ = unfinished(inquiry.connection, until_us)
-    problems = []
-    if waiting.unreadable or (waiting.rows and (waiting.oldest_us or 0) < until_us):
-        problems.append(str(waiting))
-    if opened:
-        problems.append(pluralize(len(opened), "invocation has no end", "invocations have no end"))
-    if problems:
-        raise LedgerError(
-            f"Not closed: {'; '.join(problems)}. otel-limits audit verify lists what to do; "
-            "--with-open closes anyway."
-        )
-
-
-# --- ledger reprice -------------------------------------------------------------------------------
-
-REPRICE_TEXT = "Price unpriced calls with the policy file and the current price list."
-
-
-def add_reprice(group: Any) -> None:
-    """Add `reprice` to the commands of `ledger`."""
-    parser = add_ledger_command(group, "reprice", REPRICE_TEXT, reprice)
-    for option in SELECTION:
-        add_option(parser, option)
-    parser.add_argument("--all", action="store_true", help="include calls that have a price")
-    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
-
-
-def reprice(arguments: Namespace) -> int:
-    """Reprice calls, and print what changed."""
-    from otel_limits.ledger.repricing import reprice as price_again
-
-    prices = _present_prices()
-    chosen = selection_of(arguments)
-    with open_ledger(arguments) as database, working("Pricing") as work:
-        done = price_again(
-            database, prices, chosen, work, every=arguments.all, writes=not arguments.dry_run
-        )
-    sys.stdout.write(_account_of(done, is_dry=arguments.dry_run))
-    return 0
-
-
-def _present_prices() -> Prices:
-    """Read the current prices.
-
-    Raises:
-        ConfigurationError: The policy file contains mistakes.
-        LedgerError: There are no prices.
-    """
-    from otel_limits.core.pricing import Prices, missing_prices
-
-    prices = Prices(valid_document().price_list())
-    if not prices.available:
-        raise LedgerError(f"Pricing {missing_prices()}")
-    return prices
-
-
-def _account_of(done: Repriced, *, is_dry: bool) -> str:
-    """Describe the changes by model."""
-    from otel_limits.audit.answer import money
-
-    verbs = ("would be", "would be") if is_dry else ("was", "were")
-    seen = pluralize(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
-    lines = [f"{done.changed:,} of {seen} repriced."]
-    for model, change in sorted(done.by_model.items()):
-        lines.append(
-            f"{model}: {pluralize(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
-            f"{money(change.former)} before, {money(change.now)} now."
-        )
-    if done.still_unpriced:
-        calls = done.still_unpriced.total()
-        still = pluralize(calls, "model call still has", "model calls still have")
-        models = ", ".join(sorted(done.still_unpriced))
-        lines.append(f"{still} no price: {models}.")
-        lines.append("Missing prices can be set in the policy file under models.")
-    return "".join(f"{line}\n" for line in lines)
-
-
-# --- ledger, and its commands that only pass their options on -------------------------------------
+# --- ledger: prune, export, import, adopt, merge --------------------------------------------------
 
 HELP: Final = """\
 Maintain the ledger: prune, export, import, reprice, merge.
@@ -514,4 +254,264 @@ def merge(arguments: Namespace) -> int:
                 pluralize(new[TOOL_CALLS], "tool call"),
             )
             sys.stdout.write(f"{inquiry.ledger}: {', '.join(counts)} new in {database.address}.\n")
+    return 0
+
+
+# --- ledger reprice -------------------------------------------------------------------------------
+
+REPRICE_TEXT = "Price unpriced calls with the policy file and the current price list."
+
+
+def add_reprice(group: Any) -> None:
+    """Add `reprice` to the commands of `ledger`."""
+    parser = add_ledger_command(group, "reprice", REPRICE_TEXT, reprice)
+    for option in SELECTION:
+        add_option(parser, option)
+    parser.add_argument("--all", action="store_true", help="include calls that have a price")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would change")
+
+
+def reprice(arguments: Namespace) -> int:
+    """Reprice calls, and print what changed."""
+    from otel_limits.ledger.repricing import reprice as price_again
+
+    prices = _present_prices()
+    chosen = selection_of(arguments)
+    with open_ledger(arguments) as database, working("Pricing") as work:
+        done = price_again(
+            database, prices, chosen, work, every=arguments.all, writes=not arguments.dry_run
+        )
+    sys.stdout.write(_account_of(done, is_dry=arguments.dry_run))
+    return 0
+
+
+def _present_prices() -> Prices:
+    """Read the current prices.
+
+    Raises:
+        ConfigurationError: The policy file contains mistakes.
+        LedgerError: There are no prices.
+    """
+    from otel_limits.core.pricing import Prices, missing_prices
+
+    prices = Prices(valid_document().price_list())
+    if not prices.available:
+        raise LedgerError(f"Pricing {missing_prices()}")
+    return prices
+
+
+def _account_of(done: Repriced, *, is_dry: bool) -> str:
+    """Describe the changes by model."""
+    from otel_limits.audit.answer import money
+
+    verbs = ("would be", "would be") if is_dry else ("was", "were")
+    seen = pluralize(done.seen, f"model call {verbs[0]}", f"model calls {verbs[1]}")
+    lines = [f"{done.changed:,} of {seen} repriced."]
+    for model, change in sorted(done.by_model.items()):
+        lines.append(
+            f"{model}: {pluralize(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
+            f"{money(change.former)} before, {money(change.now)} now."
+        )
+    if done.still_unpriced:
+        calls = done.still_unpriced.total()
+        still = pluralize(calls, "model call still has", "model calls still have")
+        models = ", ".join(sorted(done.still_unpriced))
+        lines.append(f"{still} no price: {models}.")
+        lines.append("Missing prices can be set in the policy file under models.")
+    return "".join(f"{line}\n" for line in lines)
+
+
+# --- ledger close ---------------------------------------------------------------------------------
+
+DAY = timedelta(days=1)
+
+CLOSE_TEXT = """\
+Write digests of past days, to prove later that their rows are unchanged.
+
+Keep the output where the owner of the ledger cannot write. Compare with it: otel-limits audit
+verify --against FILE.
+"""
+
+
+def add_close(group: Any) -> None:
+    """Add `close` to the commands of `ledger`."""
+    parser = add_ledger_command(group, "close", CLOSE_TEXT, write_close)
+    period = parser.add_mutually_exclusive_group(required=True)
+    period.add_argument("--month", type=_month, metavar="MONTH", help="UTC month, e.g. 2026-10")
+    period.add_argument(
+        "--until",
+        # Not in the time zone of queries.
+        dest="until_day",
+        type=_day,
+        metavar="DAY",
+        help="end (exclusive), e.g. 2026-11-01; starts at the end of --after, otherwise at the "
+        "first row",
+    )
+    parser.add_argument(
+        "--after", type=file_name, metavar="FILE", help="previous close, whose digest is included"
+    )
+    parser.add_argument(
+        "--with-open",
+        action="store_true",
+        help="close without rows in spill files and unfinished invocations, which are listed",
+    )
+    parser.add_argument(
+        "--tenant-key",
+        metavar="KEY",
+        default="tenant.id",
+        help="audit key by which sums are grouped (default: tenant.id)",
+    )
+    parser.set_defaults(format="json")
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ArgumentTypeError(f"must be like 2026-11-01, got {redact_url(text)!r}") from None
+
+
+def _month(text: str) -> tuple[date, date]:
+    try:
+        begin = date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise ArgumentTypeError(f"must be like 2026-10, got {redact_url(text)!r}") from None
+    return begin, date(begin.year + begin.month // 12, begin.month % 12 + 1, 1)
+
+
+def write_close(arguments: Namespace) -> int:
+    """Write a close to standard output."""
+    from otel_limits.ledger.closing import as_text, close
+
+    period, after = _period(arguments)
+    with open_query(arguments) as inquiry:
+        if not arguments.with_open:
+            _require_finished(inquiry, period)
+        pending = inquiry.waiting.rows
+        document = with_exact_sums(
+            inquiry,
+            lambda: close(inquiry.connection, period, arguments.tenant_key, after, pending),
+        )
+    sys.stdout.write(as_text(document))
+    return 0
+
+
+def _period(arguments: Namespace) -> tuple[Period, str | None]:
+    """Return the days, and the digest of the previous close.
+
+    Raises:
+        LedgerError: They are not over, or do not follow the previous close.
+    """
+    from otel_limits.ledger.closing import Period, read_close
+
+    since, until = arguments.month or (None, arguments.until_day)
+    today = datetime.now(timezone.utc).date()
+    if until > today:
+        words = ["--until", str(today)]
+        words += ["--after", arguments.after] if arguments.after else []
+        words += ["--ledger", redact_url(arguments.ledger)] if arguments.ledger else []
+        raise LedgerError(
+            f"Days can be closed when they are over, and {until - DAY} is not. Close those before "
+            f"{today}: otel-limits ledger close {shlex.join(words)}"
+        )
+    after = None
+    if arguments.after is not None:
+        previous = read_close(Path(arguments.after))
+        after, end = previous.sha256, previous.period.until
+        if since not in (None, end):
+            raise LedgerError(
+                f"{arguments.after} ends before {end}, but the month begins on {since}. Close the "
+                f"days between them, or start at its end: --until {until}"
+            )
+        since = end
+    if since is not None and since >= until:
+        raise LedgerError(f"--until must be later than {since}, got {until}.")
+    return Period(since=since, until=until), after
+
+
+def _require_finished(inquiry: AuditQuery, period: Period) -> None:
+    """Check that no row of these days is missing as far as this host can see.
+
+    Raises:
+        LedgerError: Rows wait, or invocations are open.
+    """
+    from otel_limits.ledger.closing import unfinished
+
+    _, until_us = period.microseconds(inquiry.connection)
+    waiting = inquiry.waiting
+    opened, _ = unfinished(inquiry.connection, until_us)
+    problems = []
+    if waiting.unreadable or (waiting.rows and (waiting.oldest_us or 0) < until_us):
+        problems.append(str(waiting))
+    if opened:
+        problems.append(pluralize(len(opened), "invocation has no end", "invocations have no end"))
+    if problems:
+        raise LedgerError(
+            f"Not closed: {'; '.join(problems)}. otel-limits audit verify lists what to do; "
+            "--with-open closes anyway."
+        )
+
+
+# --- ledger accept, ledger end-lost ---------------------------------------------------------------
+
+
+def add_amendments(group: Any) -> None:
+    """Add both to the commands of `ledger`."""
+    text = "Accept the loss of damaged lines of a spill file."
+    parser = add_ledger_command(group, "accept", text, accept)
+    parser.add_argument(
+        "file", type=file_name, metavar="FILE", help="as listed by otel-limits audit verify"
+    )
+    parser.add_argument(
+        "--reason", required=True, type=_reason, metavar="TEXT", help="recorded and always listed"
+    )
+    text = "End invocations as lost if their process vanished, e.g. after SIGKILL."
+    parser = add_ledger_command(group, "end-lost", text, end_lost)
+    parser.add_argument(
+        "--older-than",
+        type=parsing.duration,
+        required=True,
+        metavar="AGE",
+        help="time without any record of their budget tree, e.g. 1d",
+    )
+
+
+def _reason(text: str) -> str:
+    if not text.strip():
+        raise ArgumentTypeError("must not be empty")
+    return text.strip()
+
+
+def accept(arguments: Namespace) -> int:
+    """Record that the damaged lines of a spill file are given up."""
+    from otel_limits.ledger.maintenance import accepted_row, damages
+    from otel_limits.ledger.rows import MAINTENANCE
+
+    with open_ledger(arguments) as database:
+        with database.reading() as connection:
+            lost = [each for each in damages(connection) if each.accepted is None]
+        # By its name alone as well: the ledger may have been moved with its files.
+        names = {arguments.file, str(Path(arguments.file).absolute())}
+        chosen = [each for each in lost if each.file in names]
+        chosen = chosen or [each for each in lost if Path(each.file).name == arguments.file]
+        if not chosen:
+            raise LedgerError(
+                f"{arguments.file} has no lost lines to accept. otel-limits audit verify lists "
+                "the files that have."
+            )
+        database.write([(MAINTENANCE, accepted_row(each, arguments.reason)) for each in chosen])
+        lines = pluralize(sum(each.lines for each in chosen), "lost line")
+        sys.stdout.write(f"{lines} of {chosen[0].file} accepted.\n")
+    return 0
+
+
+def end_lost(arguments: Namespace) -> int:
+    """End invocations without an end."""
+    from otel_limits.ledger import maintenance
+
+    age = arguments.older_than // timedelta(microseconds=1)
+    before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
+    with open_ledger(arguments) as database, working("Ending") as work:
+        ended = sum(work.through(maintenance.end_lost(database, before)))
+        sys.stdout.write(f"{pluralize(ended, 'invocation')} ended as lost in {database.address}.\n")
     return 0

@@ -28,20 +28,6 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number
 
 
-# --- contexts, from span IDs ----------------------------------------------------------------------
-
-
-def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
-    """Return a context whose current span has this `trace_id` and `span_id`."""
-    span = SpanContext(
-        trace_id=int(ids["trace_id"], 16),
-        span_id=int(ids["span_id"], 16),
-        is_remote=False,
-        trace_flags=TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT),
-    )
-    return set_span_in_context(NonRecordingSpan(span), Context())
-
-
 # --- metrics --------------------------------------------------------------------------------------
 
 FLUSH_INTERVAL_SECONDS: Final = 1.0
@@ -227,3 +213,17 @@ def as_number(number: Number) -> int | float:
     """Convert an exact amount to a float, because attributes cannot hold a `Decimal`."""
     # The ledger has the exact amount.
     return float(number) if isinstance(number, Decimal) else number
+
+
+# --- contexts, from span IDs ----------------------------------------------------------------------
+
+
+def context_of(ids: Mapping[str, str], *, sampled: bool = True) -> Context:
+    """Return a context whose current span has this `trace_id` and `span_id`."""
+    span = SpanContext(
+        trace_id=int(ids["trace_id"], 16),
+        span_id=int(ids["span_id"], 16),
+        is_remote=False,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT),
+    )
+    return set_span_in_context(NonRecordingSpan(span), Context())

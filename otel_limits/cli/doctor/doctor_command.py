@@ -17,6 +17,66 @@ if TYPE_CHECKING:
     from otel_limits.cli.doctor.finding import Context, Finding
 
 
+# --- the command ----------------------------------------------------------------------------------
+
+HELP: Final = """\
+Verify enforcement with a built-in runaway agent.
+
+LAUNCHER is the command you start your program with. The doctor starts its own program instead:
+
+  otel-limits doctor --max-turns 30 -- python app.py
+  otel-limits doctor -- opentelemetry-instrument python -m app
+  otel-limits doctor -- otel-limits run -- gunicorn app:app
+
+With options of `otel-limits run`, it starts LAUNCHER under `otel-limits run`. Without options and
+LAUNCHER it starts Python, and if nothing enables limits there, Python under `otel-limits run`.
+
+Starts an agent with a scripted model and max_turns=3, also in a thread pool and in a child process,
+isolated from your ledger, quotas, collectors and alerts. Then checks your settings and the servers
+they refer to.
+
+Only frameworks that your program imports are probed, according to its source, which is read and not
+run. If no import is found, each installed framework is probed.
+
+Each check prints ok, warn, FAIL, or - if not configured. The exit status is 0 only if the agent was
+halted and no check failed.
+"""
+
+
+def add(commands: Any) -> None:
+    """Add `doctor`."""
+    command = add_command(commands, "doctor", HELP, examine)
+    command.usage = "otel-limits doctor [options] [-- LAUNCHER ...]"
+    command.add_argument("--model", metavar="NAME", help="check that this model has a price")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument(
+        "launcher",
+        nargs=REMAINDER,
+        metavar="LAUNCHER",
+        help="the command you start your program with",
+    )
+    add_settings(command)
+
+
+def examine(options: Namespace) -> int:
+    """Run all checks and print their findings."""
+    from otel_limits.cli.doctor.finding import Context, as_json, as_text, exit_status
+    from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
+
+    given = given_options(options)
+    environ = with_options(environment(), given)
+    launcher: Launcher | UnknownLauncherError
+    try:
+        launcher = read_launcher(without_separator(options.launcher))
+        launcher = launcher.under_run() if given else launcher
+        environ |= launcher.settings
+    except UnknownLauncherError as error:
+        launcher = error
+    findings = findings_of("doctor", Context(environ, model=options.model, launcher=launcher))
+    sys.stdout.write(as_json(findings) if options.json else as_text(findings))
+    return exit_status(findings)
+
+
 # --- the checks, in the order of their findings ---------------------------------------------------
 
 Command: TypeAlias = Literal["check", "doctor"]
@@ -81,63 +141,3 @@ def findings_of(command: Command, context: Context) -> list[Finding]:
         if check.runs_in in (command, "quick")
         for finding in check.examine(context)
     ]
-
-
-# --- the command ----------------------------------------------------------------------------------
-
-HELP: Final = """\
-Verify enforcement with a built-in runaway agent.
-
-LAUNCHER is the command you start your program with. The doctor starts its own program instead:
-
-  otel-limits doctor --max-turns 30 -- python app.py
-  otel-limits doctor -- opentelemetry-instrument python -m app
-  otel-limits doctor -- otel-limits run -- gunicorn app:app
-
-With options of `otel-limits run`, it starts LAUNCHER under `otel-limits run`. Without options and
-LAUNCHER it starts Python, and if nothing enables limits there, Python under `otel-limits run`.
-
-Starts an agent with a scripted model and max_turns=3, also in a thread pool and in a child process,
-isolated from your ledger, quotas, collectors and alerts. Then checks your settings and the servers
-they refer to.
-
-Only frameworks that your program imports are probed, according to its source, which is read and not
-run. If no import is found, each installed framework is probed.
-
-Each check prints ok, warn, FAIL, or - if not configured. The exit status is 0 only if the agent was
-halted and no check failed.
-"""
-
-
-def add(commands: Any) -> None:
-    """Add `doctor`."""
-    command = add_command(commands, "doctor", HELP, examine)
-    command.usage = "otel-limits doctor [options] [-- LAUNCHER ...]"
-    command.add_argument("--model", metavar="NAME", help="check that this model has a price")
-    command.add_argument("--json", action="store_true", help="print JSON")
-    command.add_argument(
-        "launcher",
-        nargs=REMAINDER,
-        metavar="LAUNCHER",
-        help="the command you start your program with",
-    )
-    add_settings(command)
-
-
-def examine(options: Namespace) -> int:
-    """Run all checks and print their findings."""
-    from otel_limits.cli.doctor.finding import Context, as_json, as_text, exit_status
-    from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError, read_launcher
-
-    given = given_options(options)
-    environ = with_options(environment(), given)
-    launcher: Launcher | UnknownLauncherError
-    try:
-        launcher = read_launcher(without_separator(options.launcher))
-        launcher = launcher.under_run() if given else launcher
-        environ |= launcher.settings
-    except UnknownLauncherError as error:
-        launcher = error
-    findings = findings_of("doctor", Context(environ, model=options.model, launcher=launcher))
-    sys.stdout.write(as_json(findings) if options.json else as_text(findings))
-    return exit_status(findings)

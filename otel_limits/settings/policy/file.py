@@ -30,66 +30,6 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
 
 
-# --- write access, which tools of an agent share with its user ------------------------------------
-
-CHANGEABLE: Final = (
-    "Agents that run as this user can change policy file {path}, e.g. with a shell tool. "
-    "To prevent this, run them as a user that owns neither the file nor its directory, or mount "
-    "the file read-only."
-)
-
-
-def is_changeable(path: str) -> bool:
-    """Return whether the user of this process can write, replace or take over a file.
-
-    False on Windows, where neither modes nor `os.access` show who can write a file.
-    """
-    if not hasattr(os, "getuid"):
-        return False
-    try:
-        return any(map(_is_under_control, _places(Path(path))))
-    except OSError:
-        return False
-
-
-def is_shared(path: str) -> bool:
-    """Return whether a file belongs to another user, or can be written by every user.
-
-    A file that its user can change is usual on the machine of a developer; this is a mistake.
-    """
-    try:
-        status = Path(path).stat()
-    except OSError:  # just removed
-        return False
-    return status.st_uid != os.getuid() or bool(status.st_mode & stat.S_IWOTH)
-
-
-def _places(path: Path) -> Iterator[Path]:
-    """Yield a file and the directories and links that lead to it, up to a read-only file system.
-
-    A user that can change one of these can replace the file.
-    """
-    for start in dict.fromkeys((path.resolve(strict=True), path.absolute())):
-        for place in (start, *start.parents):
-            # A file mounted on its own cannot be renamed, so its directory does not matter. A link
-            # to it can be replaced.
-            if not place.is_symlink():
-                if os.statvfs(place).f_flag & os.ST_RDONLY:
-                    break
-                yield place
-
-
-def _is_under_control(place: Path) -> bool:
-    """Return whether this user can write to a file, or replace files in a directory."""
-    status = place.stat()
-    # The owner can change the mode.
-    if status.st_uid == os.getuid():
-        return True
-    # In a sticky directory, such as /tmp, users can only replace their own files.
-    is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-    return os.access(place, os.W_OK) and not (is_sticky and os.getuid() != 0)
-
-
 # --- the file, reloaded for new invocations when it changes ---------------------------------------
 
 logger = logging.getLogger("otel_limits")
@@ -389,3 +329,63 @@ def _stamp(path: str) -> Stamp:
         return None
     # `chmod` changes only the ctime, replacing the file may change only the inode.
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
+
+
+# --- write access, which tools of an agent share with its user ------------------------------------
+
+CHANGEABLE: Final = (
+    "Agents that run as this user can change policy file {path}, e.g. with a shell tool. "
+    "To prevent this, run them as a user that owns neither the file nor its directory, or mount "
+    "the file read-only."
+)
+
+
+def is_changeable(path: str) -> bool:
+    """Return whether the user of this process can write, replace or take over a file.
+
+    False on Windows, where neither modes nor `os.access` show who can write a file.
+    """
+    if not hasattr(os, "getuid"):
+        return False
+    try:
+        return any(map(_is_under_control, _places(Path(path))))
+    except OSError:
+        return False
+
+
+def is_shared(path: str) -> bool:
+    """Return whether a file belongs to another user, or can be written by every user.
+
+    A file that its user can change is usual on the machine of a developer; this is a mistake.
+    """
+    try:
+        status = Path(path).stat()
+    except OSError:  # just removed
+        return False
+    return status.st_uid != os.getuid() or bool(status.st_mode & stat.S_IWOTH)
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Yield a file and the directories and links that lead to it, up to a read-only file system.
+
+    A user that can change one of these can replace the file.
+    """
+    for start in dict.fromkeys((path.resolve(strict=True), path.absolute())):
+        for place in (start, *start.parents):
+            # A file mounted on its own cannot be renamed, so its directory does not matter. A link
+            # to it can be replaced.
+            if not place.is_symlink():
+                if os.statvfs(place).f_flag & os.ST_RDONLY:
+                    break
+                yield place
+
+
+def _is_under_control(place: Path) -> bool:
+    """Return whether this user can write to a file, or replace files in a directory."""
+    status = place.stat()
+    # The owner can change the mode.
+    if status.st_uid == os.getuid():
+        return True
+    # In a sticky directory, such as /tmp, users can only replace their own files.
+    is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    return os.access(place, os.W_OK) and not (is_sticky and os.getuid() != 0)
