@@ -79,7 +79,7 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
     readme = target / "README.md"
     # The pages stay in the package, where no link from this directory leads.
     readme.write_text(PAGE.sub(PAGE_BY_NAME, readme.read_text(encoding="utf-8")), encoding="utf-8")
-    return [*written, *write(target)]
+    return [*written, *write_objects(target)]
 
 
 def _files_below(path: Path) -> list[Path]:
@@ -119,7 +119,7 @@ data:
 """
 
 
-def write(directory: Path) -> list[Path]:
+def write_objects(directory: Path) -> list[Path]:
     """Write objects made of the rules and dashboards in `directory`; return their paths."""
     rules = {
         "otel-limits": directory / "prometheus/rules.yaml",

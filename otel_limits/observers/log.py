@@ -166,7 +166,7 @@ def _log_halt(event: Halt) -> None:
 
 # --- limits in use, and agents without limits -----------------------------------------------------
 
-MAX_UNLIMITED: Final = 100
+MOST_UNLIMITED: Final = 100
 """Agents without limits that are logged: a program may generate a name for each call."""
 
 UNLIMITED: Final = "No limits set for {who}. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."
@@ -213,7 +213,7 @@ class FirstCalls(BaseObserver):
             if not self._is_logged:
                 self._announce(logging.INFO, _enforced(event, ", ".join(caps), policy=self._policy))
         # By agent: a policy file may limit all agents but the one that runs away.
-        elif agent not in self._unlimited and len(self._unlimited) < MAX_UNLIMITED:
+        elif agent not in self._unlimited and len(self._unlimited) < MOST_UNLIMITED:
             self._unlimited.add(agent)
             unlimited = UNLIMITED.format(who=f"agent {quoted(agent)}")
             self._announce(logging.WARNING, f"{unlimited}{event.note and ' '}{event.note}")

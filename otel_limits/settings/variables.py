@@ -140,7 +140,7 @@ def _seconds(text: str | None) -> float:
 
 logger = logging.getLogger("otel_limits")
 
-VARIABLE: Final = "OTEL_LIMITS_PROMETHEUS_AUTHORIZATION"
+AUTHORIZATION_VARIABLE: Final = "OTEL_LIMITS_PROMETHEUS_AUTHORIZATION"
 
 CREDENTIALS: Final = re.compile(r"[A-Za-z][A-Za-z0-9-]* +[!-~][ -~]*")
 """A scheme and its credentials (RFC 9110, 11.4) on one line: more would be further headers."""
@@ -193,5 +193,5 @@ def inherited_authorization() -> Secret | None:
     Raises:
         ValueError: It is invalid.
     """
-    text = environment().get(VARIABLE, "")
-    return authorization(VARIABLE, text) if text.strip() else None
+    text = environment().get(AUTHORIZATION_VARIABLE, "")
+    return authorization(AUTHORIZATION_VARIABLE, text) if text.strip() else None

@@ -108,7 +108,7 @@ def as_csv(answer: Answer) -> str:
 # --- JSON Schemas, built from the columns of tables -----------------------------------------------
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
-VERSION: Final = 1
+SCHEMA_VERSION: Final = 1
 """Of all answers; it increases when a field is removed or changes its meaning."""
 
 STRING: Final[Mapping[str, Any]] = {"type": ["string", "null"]}
@@ -160,7 +160,7 @@ FORECAST: Final[Mapping[str, Any]] = {
 
 def schema_name(question: str) -> str:
     """Return the name of an answer's schema."""
-    return f"otel-limits/audit.{question}/{VERSION}"
+    return f"otel-limits/audit.{question}/{SCHEMA_VERSION}"
 
 
 def schema_of(question: Question) -> dict[str, Any]:

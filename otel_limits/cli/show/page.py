@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # --- the page -------------------------------------------------------------------------------------
 
-POLICY: Final = (
+CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 )
 """The browser must not fetch anything."""
@@ -38,7 +38,7 @@ def as_page(answer: Answer) -> str:
             f'<p id="summary">{escape(answer.summary)}</p>' if answer.summary else "",
             _totals(answer.totals),
             hatches() if answer.charts else "",
-            f'<div class="charts">{"".join(map(_chart, answer.charts))}</div>',
+            f'<div class="charts">{"".join(map(_figure, answer.charts))}</div>',
             *map(_table, answer.tables),
             f"<pre>{escape(answer.text)}</pre>" if answer.text else "",
             f'<p id="forecast">{escape(answer.forecast.sentence)}</p>' if answer.forecast else "",
@@ -46,7 +46,7 @@ def as_page(answer: Answer) -> str:
     )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<link rel="icon" href="data:,">'
         f"<title>{escape(answer.title)}</title><style>{style}</style></head>"
@@ -77,7 +77,7 @@ def _even(count: int, columns: Sequence[int]) -> int:
     return min(columns, key=lambda each: -count % each)
 
 
-def _chart(chart: Chart) -> str:
+def _figure(chart: Chart) -> str:
     legend = "".join(
         f'<li><svg><rect class="{colour(number, series)}"/></svg>{escape(series.name)}</li>'
         for number, series in enumerate(chart.series)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Mode = Literal["rows", "filter", "kill", "help"]
 
-PAGE: Final = 10
+PAGE_ROWS: Final = 10
 """Rows per page up or down."""
 
 
@@ -148,8 +148,8 @@ def choose(view: View, key: str, fleet: Fleet) -> View:
 STEPS: Final = {
     "up": -1,
     "down": 1,
-    "page up": -PAGE,
-    "page down": PAGE,
+    "page up": -PAGE_ROWS,
+    "page down": PAGE_ROWS,
     "home": -(10**6),
     "end": 10**6,
 }
@@ -433,7 +433,7 @@ def clock(at: float, *, seconds: bool = False) -> str:
 
 LONGEST_BAR: Final = 12
 SHORTEST_BAR: Final = 2
-PERCENT: Final = 4
+PERCENT_WIDTH: Final = 4
 """Width of `100%`."""
 IDLE: Final = "idle"
 """Shown if no invocation is in progress, e.g. between short ones."""
@@ -527,7 +527,7 @@ def write_cap(row: AgentRow, form: TableForm) -> Text:
     if not row.now:
         return Text(IDLE if row.in_progress == 0 else UNKNOWN)
     cap = row.now[0]
-    drawn = f"{bar(cap.share, form.bar)} {percent(cap.share):>{PERCENT}}"
+    drawn = f"{bar(cap.share, form.bar)} {percent(cap.share):>{PERCENT_WIDTH}}"
     name = f"{cap.limit} " if form.has_names else ""
     return Text(name).append(drawn, style=warning_style(cap.share))
 

@@ -322,10 +322,10 @@ class _Loader(yaml.SafeLoader):
         super().fetch_flow_collection_start(token)
 
 
-def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+def read_yaml(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     """Parse one YAML document. Invalid YAML returns an empty node and a mistake."""
     try:
-        return _read(text)
+        return _read_nodes(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reasons = ", ".join(filter(None, (error.context, error.problem)))
@@ -338,7 +338,7 @@ def read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     return Node(None, mistake.line, "nothing"), (mistake,)
 
 
-def _read(text: str) -> tuple[Node, tuple[Mistake, ...]]:
+def _read_nodes(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     # Composed, not loaded: only nodes have lines, and tags create no objects.
     root = yaml.compose(text, Loader=_Loader)
     if root is None:
@@ -459,7 +459,7 @@ def parse(text: str, path: str) -> tuple[Document, tuple[str, ...]]:
         The document, and a sentence with file, line and key for each mistake. With a mistake, the
         document is empty: a policy is accepted or rejected as a whole.
     """
-    root, mistakes = read(text)
+    root, mistakes = read_yaml(text)
     reader = _Reader(root, mistakes)
     # The valid parts of the YAML are checked as well, to report all mistakes together.
     document = NO_DOCUMENT if mistakes and root.value is None else reader.document(path)
