@@ -27,7 +27,7 @@ from otel_limits.ledger.rows import MICROSECONDS, known_cost
 HALTS: Final[Mapping[str, str]] = {
     "halted": "halted",
     "raised": "halted and raised",
-    "wrapped_up": "halted after a final answer",
+    "wrapped_up": "halted, then a final answer",
     "observed": "would-be halt",
     "killed": "killed",
 }

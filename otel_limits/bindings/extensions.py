@@ -15,9 +15,9 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import CONVERSATION_PREFIX, EXTENDABLE, Breach, Limits, kind_of
 from otel_limits.core.policy import Overrides, Verdict
-from otel_limits.core.texts import origin_of, question_for_end_user, usage_of
+from otel_limits.core.texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 from otel_limits.core.values import MappingKind
-from otel_limits.core.wording import closest_match, shortest
+from otel_limits.core.wording import closest_match
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Invocation
@@ -59,7 +59,7 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         AGAIN: verdict.asks_again,
         "question": question_for_end_user(verdict),
         "sentence": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
-        f"{origin_of(breach)} {understood}Answer yes to allow {shortest(breach.cap)} more, a "
+        f"{origin_of(breach)} {understood}Answer yes to allow {allowed_by_yes(breach)}, a "
         f"number to allow that many, {{'extend': {{{breach.limit!r}: N}}}} for this and other "
         f"limits, or no to stop. Invocation ID: {invocation.id}.",
     }

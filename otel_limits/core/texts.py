@@ -11,6 +11,7 @@ The halted agent's own model reads notes, which are not stored in its conversati
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,7 +58,7 @@ QUOTA_REASONS: Final = (QUOTA_EXCEEDED_STOP_REASON, QUOTA_UNAVAILABLE_STOP_REASO
 DONE: Final[Mapping[str, str]] = {
     "halted": "was halted",
     "raised": "was halted",
-    "wrapped_up": "was halted after a final answer",
+    "wrapped_up": "was halted",
     "observed": "would have been halted",
     "none": "was refused a model call",
 }
@@ -125,10 +126,12 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
             else f"{who} {done} by {verdict.reason}."
         )
     then = OBSERVED_NEXT if action == "observed" else _next_step(breach)
-    about = [f"{who} {done} by {usage_of(breach)}{origin_of(breach)}", verdict.remark, then]
+    remark = verdict.remark or (WRAPPED_UP_REMARK if action == "wrapped_up" else "")
+    about = [f"{who} {done} by {usage_of(breach)}{origin_of(breach)}", remark, then]
     return " ".join(filter(None, about))
 
 
+WRAPPED_UP_REMARK: Final = "The agent then gave a final answer."
 EMPTY_REMARK: Final = "Its final answer was empty."
 TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 
@@ -152,6 +155,8 @@ def usage_of(breach: Breach) -> str:
 
 def origin_of(breach: Breach) -> str:
     """End a sentence, and add where its limit is set, if known."""
+    if breach.origin == EXTENSION:
+        return ". The limit was extended by an answer."
     return f". The limit is set in {breach.origin}." if breach.origin else "."
 
 
@@ -167,6 +172,9 @@ def _next_step(breach: Breach) -> str:
         and breach.reason == QUOTA_UNAVAILABLE_STOP_REASON
     ):
         return UNREAD_CONVERSATION_NEXT
+    if (quota := breach.quota) is not None and quota.retry_after_seconds is None:
+        named = shlex.join((quota.quota, quota.key))
+        return f"Unblock it with `otel-limits quotas unblock {named}`."
     if breach.reason in NEXT or breach.limit in LOOP_NEXT:
         return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
     if breach.at_most:
@@ -227,7 +235,8 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
     """
     limit, used = _limit_and_use(verdict.breach)
     reason = WHY.get(verdict.reason, "it reached a limit")
-    if verdict.breach is not None and verdict.breach.uncounted:
+    # A price does not concern users: the budget cannot pay for what has none.
+    if verdict.breach is not None and verdict.breach.uncounted and verdict.breach.unit != USD:
         reason = f"its {_unknown(verdict.breach)}"
     text = message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
     # Whatever the next message asks for: it would be refused.
@@ -250,13 +259,20 @@ def question_for_end_user(verdict: Verdict, how: str = "") -> str:
         verdict: The limit that was reached.
         how: How to answer, if not by a text.
     """
-    limit, used = _limit_and_use(verdict.breach)
+    _, used = _limit_and_use(verdict.breach)
     amount = f" ({used})" if used else ""
     reason = WHY.get(verdict.reason, "it reached a limit")
-    how = how or f"Answer yes to allow {limit} more, a number to allow that many, or no to stop."
+    if verdict.breach is not None and not how:
+        more = allowed_by_yes(verdict.breach)
+        how = f"Answer yes to allow {more}, a number to allow that many, or no to stop."
     again = "The answer was not understood. " if verdict.asks_again else ""
     paused = "conversation" if _is_of_conversation(verdict) else "request"
     return f"{again}This {paused} is paused because {reason}{amount}. Continue? {how}"
+
+
+def allowed_by_yes(breach: Breach) -> str:
+    """Return how much more a yes allows: as much as the limit in force, so that each doubles it."""
+    return f"{_amount(breach.cap, breach.unit)} more"
 
 
 def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
@@ -278,7 +294,8 @@ def _amount(number: Number, unit: str) -> str:
     """Return a number with its unit, e.g. `1 turn` or `0.5 USD`."""
     text = f"{number:,}"
     if not isinstance(number, int):  # cents and milliseconds, and parts of a cent
-        text = f"{number:,.4f}".rstrip("0").rstrip(".")
+        rounded = f"{number:,.4f}".rstrip("0").rstrip(".")
+        text = shortest(number) if rounded == "0" else rounded
     if number == 1:  # "model calls" or "turns without progress"
         unit = re.sub(r"s\b", "", unit, count=1)
     return f"{text} {unit}".rstrip()

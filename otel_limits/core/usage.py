@@ -255,8 +255,8 @@ class QuotaRefusal:
     """The limit, including grants."""
     resets_at: float
     """End of the window, in seconds since the epoch; without a window, when to retry."""
-    retry_after_seconds: float
-    """Seconds until a retry may succeed."""
+    retry_after_seconds: float | None
+    """Seconds until a retry may succeed; `None` while the key is blocked without an end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

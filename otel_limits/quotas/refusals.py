@@ -112,13 +112,14 @@ def after_wait(need: QuotaNeed, breach: Breach, waited: Mapping[str, float]) -> 
 
 def _blocked(need: QuotaNeed, state: CountState, block: Block, ends: float, now: float) -> Breach:
     """Describe a refusal because of an operator's block."""
-    until = "it is unblocked" if block.until >= FOREVER else shown_time(block.until)
+    has_end = block.until < FOREVER
+    until = shown_time(block.until) if has_end else "it is unblocked"
     reason = f": {block.reason}" if block.reason else ""
     note = (
         f"quota {need.quota.name!r} is blocked{_whose(need)} until {until}{reason}; "
         f"{_describe(need, state, ends)}"
     )
-    wait = math.ceil(block.until - now)
+    wait = math.ceil(block.until - now) if has_end else None
     return _breach(need, state, note, observed=state.used, resets_at=ends, retry_after=wait)
 
 
@@ -202,7 +203,7 @@ def _breach(
     *,
     observed: int,
     resets_at: float,
-    retry_after: float,
+    retry_after: float | None,
 ) -> Breach:
     """Return a breach of the limit in a state, with the refusal that describes it."""
     figures = need.quota.figures(state)

@@ -43,7 +43,7 @@ REASONS: Final[Mapping[tuple[str, str], str]] = {
     ("limits in an agent's code", "langchain"): BY_NAME,
     ("limits in an agent's code", "openai-agents"): BY_NAME,
     ("`ask`, with an amount", "openai-agents"): (
-        "an approval in the SDK is yes or no, so the same limits apply again."
+        "an approval in the SDK is yes or no, so each approval doubles the limit that was reached."
     ),
     ("`halt` returns from typed agents", "openai-agents"): (
         "the final output must have its type, so the limit's exception is raised."

@@ -427,11 +427,11 @@ def test_quota_in_usd_alone_refuses_a_model_without_a_price(make_agent: MakeAgen
 def test_texts_of_a_halt_for_a_missing_price_name_the_price(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens were measured: the end user and a model around the agent read what is missing."""
+    """A model around the agent reads what is missing; to the end user, the budget is reached."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     result = make_agent(runaway("unheard-of"))("go")
-    assert "because its price is unknown." in str(result)
+    assert "because it reached its budget." in str(result)
     breach = stop_of(result).breach  # type: ignore[union-attr]
     assert breach is not None
     assert "the price is unknown" in for_model("a", Verdict(breach.reason, (breach,)))

@@ -21,7 +21,7 @@ from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, activ
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.core.texts import origin_of, question_for_end_user, usage_of
+from otel_limits.core.texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.model_readers import RequestArguments
@@ -113,12 +113,12 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
     """Return the call of our tool, with the question as its arguments."""
     origin = invocation.run.invocation
     breach: Breach = verdict.breach  # type: ignore[assignment]  # only these can be extended
+    how = f"Approve to allow {allowed_by_yes(breach)}, or reject to stop."
     asked = {
         **question(verdict, origin),
-        "question": question_for_end_user(verdict, "Approve to continue, or reject to stop."),
+        "question": question_for_end_user(verdict, how),
         "sentence": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
-        f"{origin_of(breach)} Approve to continue with the same limits again, or reject to stop. "
-        f"Invocation ID: {origin.id}.",
+        f"{origin_of(breach)} {how} Invocation ID: {origin.id}.",
     }
     return ResponseFunctionToolCall(
         id=FAKE_RESPONSES_ID,

@@ -430,6 +430,10 @@ def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     stop = otel_limits.stop_of(result)
     assert stop is not None
     assert "until it is unblocked: unpaid, = since 1 October" in stop.sentence
+    assert stop.quota is not None
+    assert stop.quota.retry_after_seconds is None
+    unblock = f"`otel-limits quotas unblock tenants '{stop.quota.key}'`."
+    assert f" Unblock it with {unblock}" in stop.sentence
     assert used("go").stop_reason == "end_turn"
     rows = json.loads(run("quotas", "--format", "json")[1])["quotas"]
     assert [each["remaining"] for each in rows if each["blocked"] is not None] == [0]

@@ -60,6 +60,8 @@ def test_human_answer_extends_limit(how: str, saver: Any, events: list[Event]) -
         "boss",
     )
     assert "reached max_turns: 3 of 3 turns used" in asked["sentence"]
+    for text in (asked["sentence"], asked["question"]):
+        assert " Answer yes to allow 3 turns more, " in text
     state = CALLS[how](graph, extending(2), config("1"))
     assert model.calls == 5
     assert unanswered(state["messages"]) == []

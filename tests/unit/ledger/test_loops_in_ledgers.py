@@ -189,7 +189,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         ),
         (
             Entry(action="wrapped_up", breach=OBSERVED),
-            f"Agent 'worker' was halted after a final answer {CAP} {AGAIN} It had used",
+            f"Agent 'worker' was halted {CAP} The agent then gave a final answer. {AGAIN} It had used",
         ),
     ],
     ids=["ended", "killed", "observed", "wrapped up"],

@@ -45,7 +45,7 @@ def reject(state: Any, item: Any) -> None:
 
 @each_way
 def test_approved_question_lets_a_run_go_on(how: str, events: list[Event]) -> None:
-    """The rest is a new invocation with the same limits, up to the next question."""
+    """The rest is a new invocation with as many turns again, up to the next question."""
     enable(max_turns=3, action="ask", observers=[events.append])
     model = looping()
     boss = agent(model)
@@ -55,6 +55,8 @@ def test_approved_question_lets_a_run_go_on(how: str, events: list[Event]) -> No
     assert (asked.name, model.calls) == (NAME, 3)
     assert (told["limit"], told["cap"], told["agent"]) == ("max_turns", 3, "boss")
     assert "reached max_turns: 3 of 3 turns used" in told["sentence"]
+    for text in (told["sentence"], told["question"]):
+        assert " Approve to allow 3 turns more, or reject to stop." in text
     again = CALLS[how](boss, resumed(boss, result, approve))
     assert model.calls == 6
     assert len(again.interruptions) == 1
