@@ -3,7 +3,7 @@
 A process reads the record of a conversation before the first model call of an invocation, and
 adds to it after each call. The reply to an addition has the sums of all processes, so a process
 is behind by the calls in flight at most. During an outage it counts on from what it knows, and
-what it adds is sent afterwards.
+sends its additions afterwards.
 """
 
 from __future__ import annotations
