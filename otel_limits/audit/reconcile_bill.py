@@ -266,7 +266,7 @@ def _list_prices(remarks: list[str]) -> ListPrices:
 
     Once a price is looked up, `remarks` says if those of the policy file are missing.
     """
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.settings.policy.file import usable_document
 
     @cache  # most bills have amounts by kind of tokens, and need no list

@@ -31,7 +31,7 @@ from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
     from otel_limits.audit.question import AuditQuery
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.ledger.closing import Period
     from otel_limits.ledger.repricing import Repriced
 
@@ -144,7 +144,7 @@ def export(arguments: Namespace) -> int:
 
 def export_focus(arguments: Namespace) -> int:
     """Write charges as FOCUS; calls that are left out or not divided are counted on stderr."""
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.ledger import focus
     from otel_limits.ledger.file_export import PORTION, Export, write_rows
     from otel_limits.ledger.rows import portions
@@ -184,7 +184,7 @@ def export_focus(arguments: Namespace) -> int:
 
 def import_spans(arguments: Namespace) -> int:
     """Import spans; recorded calls are not counted again."""
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.ledger.imports import import_files
 
     audit_keys = settings_with("audit_keys").audit_keys
@@ -292,7 +292,7 @@ def _present_prices() -> Prices:
         ConfigurationError: The policy file contains mistakes.
         LedgerError: There are no prices.
     """
-    from otel_limits.core.pricing import Prices, missing_prices
+    from otel_limits.core.price_lookup import Prices, missing_prices
 
     prices = Prices(valid_document().price_list())
     if not prices.available:

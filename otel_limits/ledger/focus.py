@@ -27,7 +27,7 @@ from otel_limits.ledger.schema import CALLS, IS_UNPRICED, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 
 if TYPE_CHECKING:
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
 
 UNDIVIDED: Final = "Undivided"
 """Meter of calls whose recorded price is not that of the present price list, so that it cannot be

@@ -73,7 +73,7 @@ from otel_limits.usage.normaliser import counted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.traces import LeftOut, StoredTraces

@@ -33,7 +33,7 @@ from otel_limits.ledger.totals import add_prices
 
 if TYPE_CHECKING:
     from otel_limits.core.price import Quote
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.database import Database
 

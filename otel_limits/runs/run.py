@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from otel_limits.core.events import ActionTaken, ToolStatus
     from otel_limits.core.loops import Call, LoopState
     from otel_limits.core.policy import Overrides, Policy, Unpriced
-    from otel_limits.core.pricing import Prices
+    from otel_limits.core.price_lookup import Prices
     from otel_limits.core.terms import BillableCall
     from otel_limits.core.usage import Tally
     from otel_limits.runs.budget import Budget

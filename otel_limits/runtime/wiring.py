@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.version import own_version
 from otel_limits.observers.log import FirstCalls, LogObserver

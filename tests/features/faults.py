@@ -15,7 +15,7 @@ from unittest.mock import patch
 import otel_limits
 from otel_limits import Event, InternalError, Limits, ModelCall, Stop
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import endless, fails, says
 from tests.features.observed import SEARCH, TURNS, enabled

@@ -22,9 +22,9 @@ from unittest.mock import patch
 
 import yaml
 
-from otel_limits.core import catalogue, pricing
+from otel_limits.core import catalogue, price_lookup
 from otel_limits.core.catalogue import CatalogEntry, current_list, is_of_family
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.terms import BillableCall, canonical, listing_of, region_of
 from otel_limits.core.usage import Usage
 from otel_limits.vendors.records import vendors
@@ -227,7 +227,7 @@ def tables() -> dict[str, Any]:
     # By the package's own look-up, since ours uses these tables.
     with (
         patch.object(catalogue, "_entry_of", catalogue._loose_entry_of),
-        patch.object(pricing, "is_disputed", lambda *_: False),
+        patch.object(price_lookup, "is_disputed", lambda *_: False),
     ):
         loose = list(compared())
     agreed = {(vendor, model): _agree(ratios) for vendor, model, ratios, _ in loose}

@@ -16,7 +16,7 @@ from tests.unit.test_pricing import run
 FORK = """
 import os, signal, sys, threading, warnings
 from otel_limits.core.usage import Usage
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.vendors.records import vendors
 prices = Prices()
 threading.Thread(target={load}).start()
@@ -44,7 +44,7 @@ BUILT_ONCE = """
 import gc
 from genai_prices import Usage as OwnUsage, calc_price
 from genai_prices.types import Provider
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.usage import Usage
 prices = Prices()
 assert prices.price("gpt-4o", Usage(input=1)) and prices.price("o3", Usage(input=1))
@@ -70,7 +70,7 @@ def get_code(loader, name):
     return compile_source(loader, name)
 importlib.machinery.SourceFileLoader.get_code = get_code
 from otel_limits.core.usage import Usage, measured
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 for model in ("gpt-4o", "o3", "no-such-model"):
     Prices().price(model, Usage(input=1))
 assert compiled.count("genai_prices.data") == 1
@@ -88,7 +88,7 @@ import sys
 import sysconfig
 from genai_prices.data_snapshot import DataSnapshot, set_custom_snapshot
 from otel_limits.core.usage import Usage, measured
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 set_custom_snapshot(DataSnapshot([], from_auto_update=True))
 assert Prices().price("gpt-4o", Usage(input=1)) is None
 assert "genai_prices.data" not in sys.modules
@@ -105,7 +105,7 @@ def test_nothing_is_loaded_before_the_first_price() -> None:
     """Neither the library nor a list of prices loads the package, or any facts about vendors."""
     run(
         "import sys, otel_limits, otel_limits.usage.media, otel_limits.usage.normaliser\n"
-        "from otel_limits.core.pricing import Prices\n"
+        "from otel_limits.core.price_lookup import Prices\n"
         "Prices().version\n"
         "assert not {'genai_prices', 'yaml'} & sys.modules.keys()"
     )
@@ -138,7 +138,7 @@ def test_nothing_is_fetched() -> None:
     run(
         "import sys\n"
         "from otel_limits.core.usage import Usage\n"
-        "from otel_limits.core.pricing import Prices\n"
+        "from otel_limits.core.price_lookup import Prices\n"
         "used = []\n"
         "sys.addaudithook(lambda event, _: used.append(event) if 'socket' in event else None)\n"
         "assert Prices().price('gpt-4o', Usage(input=1)) is not None\n"

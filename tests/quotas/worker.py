@@ -23,7 +23,7 @@ from strands import Agent, tool
 
 import otel_limits
 from otel_limits.core.events import QuotaWait
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.quotas import client, needs
 from otel_limits.quotas.store import Operation, Reply, Settle
 from otel_limits.runs.registry import LIVE

@@ -13,7 +13,7 @@ from strands import Agent, tool
 import otel_limits
 from otel_limits import LimitReachedError, Limits, enable
 from otel_limits.core.price import Quote
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.testing import Answer, FakeTime, ScriptedModel, says, uses
 from tests.conftest import call_async, call_stream, call_sync
 

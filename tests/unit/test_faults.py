@@ -24,7 +24,7 @@ from otel_limits.core.internal_errors import (
     suppress_errors,
 )
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.testing import ScriptedModel, endless, says, uses
 

@@ -13,7 +13,7 @@ import pytest
 from otel_limits import enable, stop_of
 from otel_limits.cli import main
 from otel_limits.core.price import Price, PriceTier, Quote
-from otel_limits.core.pricing import PriceOverride, Prices
+from otel_limits.core.price_lookup import PriceOverride, Prices
 from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.settings.policy.reader import parse

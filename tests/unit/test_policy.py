@@ -33,10 +33,10 @@ from otel_limits import (
     enable,
 )
 from otel_limits.cli import main
-from otel_limits.core import pricing
+from otel_limits.core import price_lookup
 from otel_limits.core.limits import LIMIT_NAMES, SHARED_LIMITS
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.usage import Usage
 from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
@@ -585,7 +585,7 @@ def test_aliases_of_aliases_are_read_in_no_time() -> None:
 
 def test_a_cost_limit_needs_prices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on cost that no price can trip is a mistake; prices of the file are enough."""
-    monkeypatch.setattr(pricing, "installed_version", lambda: None)
+    monkeypatch.setattr(price_lookup, "installed_version", lambda: None)
     text = """\
 defaults: {limits: {max_cost_usd: 1}}
 agents: {a: {tree: {max_cost_usd: 2}}}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from otel_limits.core.catalogue import UNREPORTED_RATES, CatalogEntry, current_list, price_of
 from otel_limits.core.policy import Policy
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.terms import BillableCall, PricingTerms, billable_call
 from otel_limits.core.usage import MAX_TOKENS, NO_USAGE, Usage, measured
 from otel_limits.runs.calls import InFlightCall

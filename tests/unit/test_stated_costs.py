@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage
 
 from otel_limits import Limits, ModelCall, enable
 from otel_limits.core.price import Price
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import NO_COST
 from otel_limits.usage.normaliser import record_of_usage

@@ -17,7 +17,7 @@ from otel_limits import enable
 from otel_limits.bindings.strands.readers import model_id
 from otel_limits.bindings.strands.requests import terms_of
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import PriceOverride, Prices
+from otel_limits.core.price_lookup import PriceOverride, Prices
 from otel_limits.core.terms import (
     BillableCall,
     PricingTerms,

@@ -13,7 +13,7 @@ from strands import tool
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable, stop_of
 from otel_limits.core.price import Price
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.terms import PricingTerms, billable_call
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel, endless, says, uses

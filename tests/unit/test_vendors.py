@@ -14,7 +14,7 @@ import pytest
 
 from otel_limits.bindings.request_settings import setting_names
 from otel_limits.bindings.strands.requests import terms_of
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.terms import billable_call, highest_premium, premium, region_of, vendor_at
 from otel_limits.core.usage import Usage
 from otel_limits.testing import ScriptedModel

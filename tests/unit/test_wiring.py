@@ -11,7 +11,7 @@ import pytest
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable
 from otel_limits.cli import main
-from otel_limits.core import pricing
+from otel_limits.core import price_lookup
 from otel_limits.core.installing import install_command
 from otel_limits.core.version import own_version
 from otel_limits.observers import toollog
@@ -42,7 +42,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package with the price list is not installed."""
-    monkeypatch.setattr(pricing, "installed_version", lambda: None)
+    monkeypatch.setattr(price_lookup, "installed_version", lambda: None)
 
 
 def test_calls_are_priced_by_the_policy_file(

@@ -16,7 +16,7 @@ from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.core.catalogue import list_in_use, old_list
 from otel_limits.core.installing import install_command
 from otel_limits.core.limits import NO_LIMITS
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize

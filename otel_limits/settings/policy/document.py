@@ -20,7 +20,7 @@ from otel_limits.settings.table import POLICY_FIELDS, Setting
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Action, Policy
-    from otel_limits.core.pricing import PriceOverride
+    from otel_limits.core.price_lookup import PriceOverride
     from otel_limits.quotas.quota import Quota
 
 AGENT_SETTINGS: Final[Mapping[str, Setting]] = {

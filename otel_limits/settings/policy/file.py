@@ -19,7 +19,7 @@ from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
-from otel_limits.core.pricing import Prices, missing_prices
+from otel_limits.core.price_lookup import Prices, missing_prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document

@@ -25,7 +25,7 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.policy import COST, TOOL_ACTION
 from otel_limits.core.price import TIERED, Price, PriceTier
-from otel_limits.core.pricing import PriceOverride, Prices, missing_prices
+from otel_limits.core.price_lookup import PriceOverride, Prices, missing_prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     BOOLEAN,

@@ -22,7 +22,7 @@ import otel_limits
 from otel_limits import Limits, enable
 from otel_limits.cli import main
 from otel_limits.cli.terminal import working
-from otel_limits.core.pricing import Prices
+from otel_limits.core.price_lookup import Prices
 from otel_limits.ledger import reading, schema
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.imports import import_files

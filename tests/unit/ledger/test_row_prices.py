@@ -15,7 +15,7 @@ import pytest
 from otel_limits.core import catalogue
 from otel_limits.core.catalogue import current_list
 from otel_limits.core.price import Price, PriceTier
-from otel_limits.core.pricing import PriceOverride, Prices
+from otel_limits.core.price_lookup import PriceOverride, Prices
 from otel_limits.ledger.repricing import RowPrices
 from otel_limits.ledger.rows import picodollars
 from otel_limits.ledger.schema import DAY_MICROSECONDS
