@@ -72,7 +72,7 @@ def completeness(
             pluralize(found.open_invocations, "invocation has no end", "invocations have no end")
         )
     parts += _unknown(found)
-    return "; ".join(parts) + "."
+    return ". ".join(parts) + "."
 
 
 def _verdict(
@@ -87,11 +87,11 @@ def _verdict(
     if not found.is_balanced:
         return (
             f"NOT complete: calls and invocation totals differ by {_amounts(found)}; "
-            f"otel-limits audit verify lists the rows"
+            "`otel-limits audit verify` lists the rows"
         )
     if damaged:
         lines = pluralize(damaged, "damaged line")
-        return f"NOT complete: {lines} of spill files lost; otel-limits audit verify lists them"
+        return f"NOT complete: {lines} of spill files lost; `otel-limits audit verify` lists them"
     add = pluralize(found.calls.calls, "call adds", "calls add")
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
@@ -100,7 +100,7 @@ def _verdict(
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
     verdict = f"Incomplete: {uncounted};" if uncounted else "Totals match:"
-    return f"{verdict} {sums}; otel-limits audit verify checks each row"
+    return f"{verdict} {sums}. `otel-limits audit verify` checks each row"
 
 
 def _amounts(found: Balance) -> str:
@@ -123,7 +123,7 @@ def _unknown(found: Balance) -> list[str]:
             parts.append(f"{written(calls / found.calls.calls, 'share')} of calls are {word}")
     if found.unpriced_tokens:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
-        parts.append(f"{share} of tokens are unpriced, see otel-limits ledger reprice")
+        parts.append(f"{share} of tokens are unpriced: see `otel-limits ledger reprice`")
     return parts
 
 

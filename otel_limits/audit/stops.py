@@ -193,7 +193,8 @@ def costliest_table(rows: Iterable[Any]) -> Table:
             )
             for row in rows
         ],
-        note="An invocation without a trace has its own ID here; audit show accepts both.",
+        note="An invocation without a trace has its own ID here; `otel-limits audit show` accepts "
+        "both. Observed includes what a refused call needed beyond the cap.",
     )
 
 

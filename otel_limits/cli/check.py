@@ -39,7 +39,7 @@ framework. Each problem is one line on standard error.
 """
 
 PROBED_LATER: Final = (
-    "Frameworks are probed when a program imports them; otel-limits doctor probes now."
+    "Frameworks are probed when a program imports them; otel-limits check --probe probes now."
 )
 
 DEFAULT: Final = "default"
@@ -70,7 +70,7 @@ def check(options: Namespace) -> int:
     if rows:
         print_rows(rows)
     if hidden:
-        print(f"{pluralize(hidden, 'other setting')} with defaults: otel-limits check --all")  # noqa: T201
+        print(f"{pluralize(hidden, 'setting')} with defaults: otel-limits check --all")  # noqa: T201
     if context.frameworks and not options.probe:
         print(PROBED_LATER)  # noqa: T201
     # If both streams go to one file, problems come after the settings.
@@ -109,11 +109,21 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        value = [f"{name}={each}" for name, each in value.items()]
+        value = [f"{name}={_as_written(each)}" for name, each in value.items()]
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
     text = duration_text(value) if isinstance(value, timedelta) else str(value)
     return "unset" if value in (None, "") else redact_url(text)
+
+
+def _as_written(value: object) -> str:
+    """Format a value within another one as in the policy file."""
+    if isinstance(value, Mapping):
+        parts = (f"{name}: {_as_written(each)}" for name, each in value.items())
+        return f"{{{', '.join(parts)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_as_written, value))}]"
+    return str(value)
 
 
 def print_rows(rows: Sequence[tuple[str, str, str]]) -> None:

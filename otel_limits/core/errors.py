@@ -175,7 +175,7 @@ class MaxToolCallsReachedError(LimitReachedError):
     """A call was refused by `max_tool_calls`, or by the cap of a single tool."""
 
     limit = "max_tool_calls"
-    unit = "calls"
+    unit = "tool calls"
 
 
 class MaxCostReachedError(LimitReachedError):

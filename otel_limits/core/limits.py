@@ -201,7 +201,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         Limit(
             name="max_tool_calls",
             reason=MAX_TOOL_CALLS_STOP_REASON,
-            unit="calls",
+            unit="tool calls",
             help="Tool calls per invocation. Further calls are refused, then the agent halts.",
             observed=attrgetter("tool_calls"),
             in_conversation=True,
@@ -210,7 +210,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
         Limit(
             name="max_calls_per_tool",
             reason=MAX_TOOL_CALLS_STOP_REASON,
-            unit="calls",
+            unit="tool calls",
             help="Calls per tool and invocation, e.g. search=20,fetch=5 (in a file {search: 20}).",
             observed=_in_no_tally,
             kind=CALLS_PER_TOOL,

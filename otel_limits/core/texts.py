@@ -172,14 +172,20 @@ def _next_step(breach: Breach) -> str:
         and breach.reason == QUOTA_UNAVAILABLE_STOP_REASON
     ):
         return UNREAD_CONVERSATION_NEXT
-    if (quota := breach.quota) is not None and quota.retry_after_seconds is None:
-        named = shlex.join((quota.quota, quota.key))
-        return f"Unblock it with `otel-limits quotas unblock {named}`."
     if breach.reason in NEXT or breach.limit in LOOP_NEXT:
-        return NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
+        return _unblock(breach) or NEXT.get(breach.reason) or LOOP_NEXT[breach.limit]
     if breach.at_most:
         return f"{BOUND_NEXT} {_raise(breach)}"
     return _raise(breach)
+
+
+def _unblock(breach: Breach) -> str:
+    """Return how to unblock a key that is blocked without an end; empty for all others."""
+    quota = breach.quota
+    if quota is None or quota.retry_after_seconds is not None:
+        return ""
+    named = shlex.join((quota.quota, quota.key))
+    return f"Unblock it with `otel-limits quotas unblock {named}`."
 
 
 # A realtime agent is started, others are called; "run" suits both.
@@ -345,8 +351,8 @@ def _cap_of(breach: Breach) -> str:
     if breach.limit.startswith(CONVERSATION_PREFIX):
         shared = "conversation's "
     unit = breach.unit
-    if breach.reason == MAX_TOOL_CALLS_STOP_REASON:
-        unit = f"calls to tool {quoted(breach.subject)}" if breach.subject else "tool calls"
+    if breach.reason == MAX_TOOL_CALLS_STOP_REASON and breach.subject:
+        unit = f"calls to tool {quoted(breach.subject)}"
     return f"the {shared}limit of {_amount(breach.cap, unit)}"
 
 

@@ -233,8 +233,9 @@ def _enforced(event: Started, caps: str, *, policy: str) -> str:
     source = "hooks" if event.unsampled else "spans"
     # Otherwise a model without a price would be an unexpected reason for a halt.
     unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
+    does = "observing" if event.configured_action == "observe" else "enforcing"
     return (
-        f"enforcing {caps} on agent {quoted(event.invocation.agent)} "
+        f"{does} {caps} on agent {quoted(event.invocation.agent)} "
         f"(action={event.configured_action}, {unpriced}{policy}source={source})"
         f"{event.note and '. '}{event.note}"
     )

@@ -1211,7 +1211,7 @@ class ToolCalls:
                 reason = MAX_TOOL_CALLS_STOP_REASON
                 origin = budget.policy.origin_of(limit, subject)
                 # One more than used, because the refused call would have exceeded the cap.
-                breach = Breach(limit, cap, used + 1, reason, "calls", subject, origin=origin)
+                breach = Breach(limit, cap, used + 1, reason, "tool calls", subject, origin=origin)
                 yield budget.over_resumes(breach), budget
 
     def _count(self, tool: str, change: int) -> None:

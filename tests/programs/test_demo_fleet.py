@@ -28,7 +28,7 @@ def fleet(port: int, temporary: Path) -> Iterator[tuple[subprocess.Popen[str], l
     )
     with process, bounded(process):
         assert process.stdout is not None
-        printed = list(iter(process.stdout.readline, "Halts:\n"))
+        printed = list(iter(process.stdout.readline, "Halts and would-be halts:\n"))
         yield process, [line.strip() for line in printed]
 
 

@@ -284,7 +284,9 @@ def test_check_imports_no_framework(tmp_path: Path) -> None:
     assert re.fullmatch(r"strands +strands-agents [\d.]+ +not probed", strands)
     assert re.fullmatch(r"langchain +langgraph [\d.]+ +not probed", langchain)
     assert re.fullmatch(r"openai-agents +openai-agents [\d.]+ +not probed", sdk)
-    later = "Frameworks are probed when a program imports them; otel-limits doctor probes now."
+    later = (
+        "Frameworks are probed when a program imports them; otel-limits check --probe probes now."
+    )
     assert told == later
 
 

@@ -87,7 +87,7 @@ def test_check_prints_what_is_set_and_what_follows(
         "OTEL_LIMITS_TREE_MAX_MODEL_CALLS": ["100", "preset recommended"],
         "OTEL_LIMITS_ACTION": ["halt", "default"],
         "OTEL_LIMITS_PRESET": ["recommended", "environment"],
-        str(len(SETTINGS) - 9): ["other", "settings with defaults: otel-limits check --all"],
+        str(len(SETTINGS) - 9): ["settings", "with defaults: otel-limits check --all"],
     }
 
 

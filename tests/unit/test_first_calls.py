@@ -109,11 +109,21 @@ def test_a_plugin_is_a_limit(
 
 
 def test_check_prints_the_same(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """It is not an error: metrics alone need no limit."""
     assert main(["check"]) == 0
     assert "No limits set for agents." in capsys.readouterr().err
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("defaults: {max_turn: 3}\n")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    assert main(["check"]) == 1
+    said = capsys.readouterr().err
+    assert "limits.yaml was rejected, so none of its limits apply." in said
+    assert "No limits set" not in said
+    monkeypatch.delenv("OTEL_LIMITS_POLICY")
     monkeypatch.setenv("OTEL_LIMITS_TREE_MAX_TURNS", "3")
     assert main(["check"]) == 0
     assert capsys.readouterr().err == ""

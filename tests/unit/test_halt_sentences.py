@@ -199,8 +199,8 @@ def test_the_tools_of_two_places(
     make_agent(runaway())("go")
     (warning,) = warnings_logged()
     assert warning.startswith(
-        "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 calls used, and "
-        "one more was requested. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
+        "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 tool calls used, "
+        "and one more was requested. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
     )
 
 
@@ -239,9 +239,9 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
         (
             {"max_tool_calls": 1},
             (
-                "max_tool_calls: 1 of 1 calls used by this task, over 2 resumes, and one more was "
-                "requested. The limit is set in LIMITS_HERE. Send the agent a new message to begin "
-                "a new task, or raise the limit there."
+                "max_tool_calls: 1 of 1 tool calls used by this task, over 2 resumes, and one more "
+                "was requested. The limit is set in LIMITS_HERE. Send the agent a new message to "
+                "begin a new task, or raise the limit there."
             ),
         ),
         (

@@ -657,7 +657,9 @@ def test_check_leaves_a_binding_that_raises_to_its_probe(
     read = capsys.readouterr()
     (row,) = [each for each in read.out.splitlines() if each.startswith("bots")]
     assert row.split() == ["bots", "bots", "1.5", "not", "probed"]
-    later = "Frameworks are probed when a program imports them; otel-limits doctor probes now."
+    later = (
+        "Frameworks are probed when a program imports them; otel-limits check --probe probes now."
+    )
     assert later in read.out.splitlines()
     assert "bots" not in read.err
     assert main(["check", "--probe"]) == 1

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS: Final = 5
 
+REJECTED: Final = "{path} was rejected, so none of its limits apply."
+
 NAMED: Final = 3
 """More settings are only counted."""
 
@@ -91,7 +93,12 @@ def limits(context: Context) -> Iterator[Finding]:
 def unlimited(context: Context) -> Iterator[Finding]:
     """Report that no limits apply to the agent of interest, or to any."""
     # Only a warning, because metrics and a ledger are useful without limits.
-    if not context.has_limit:
+    if context.has_limit:
+        return
+    path = context.settings.policy_path
+    if path is not None and context.policy_file.mistakes:
+        yield warn("limits", REJECTED.format(path=redact_url(path)))
+    else:
         who = f"agent {context.agent!r}" if context.agent else "agents"
         yield warn("limits", UNLIMITED.format(who=who))
 
@@ -116,7 +123,7 @@ def models(context: Context) -> Iterator[Finding]:
             yield warn(
                 "models",
                 f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its '
-                f"calls have no price. Run: {install_command('prices')}",
+                f"calls have no price. Run: {install_command('prices')} (Python 3.11 or newer)",
             )
 
 

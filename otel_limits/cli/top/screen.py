@@ -242,10 +242,11 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     )
     rates = totals.rates
     spent = usd(rates.usd_per_hour, at_least=bool(rates.unpriced_tokens_per_minute))
+    unit = " USD" if spent == UNKNOWN else ""
     sums = (
         f"{count_of(totals.agents, 'agent')}, {count(totals.in_progress)} running · "
         f"{count(rates.turns_per_minute)} turns/min · "
-        f"{count(rates.tokens_per_minute)} tokens/min · {spent}/h"
+        f"{count(rates.tokens_per_minute)} tokens/min · {spent}{unit}/h"
     )
     ended = f"{count_of(totals.halts, 'halt')}, {count_of(totals.refusals, 'refusal')}"
     sentences = [

@@ -17,6 +17,7 @@ from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
 from otel_limits.cli.show.data import schema_of
 from otel_limits.core.limits import Breach
+from otel_limits.core.texts import WRAPPED_UP_REMARK
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger.book import Call, Entry, write
 
@@ -189,7 +190,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         ),
         (
             Entry(action="wrapped_up", breach=OBSERVED),
-            f"Agent 'worker' was halted {CAP} The agent then gave a final answer. {AGAIN} It had used",
+            f"Agent 'worker' was halted {CAP} {WRAPPED_UP_REMARK} {AGAIN} It had used",
         ),
     ],
     ids=["ended", "killed", "observed", "wrapped up"],

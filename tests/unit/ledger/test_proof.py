@@ -260,8 +260,8 @@ def test_a_whole_ledger_is_said_to_be_complete(
     for question in (("spend",), ("stops",), ("show", "00000001"), ("grants",)):
         _, other = ask(capsys, *question)
         assert other["complete"].startswith(
-            "Totals match: 4 calls add up to the totals of 2 invocations; "
-            "otel-limits audit verify checks each row"
+            "Totals match: 4 calls add up to the totals of 2 invocations. "
+            "`otel-limits audit verify` checks each row"
         )
     assert answer["complete"].startswith(
         "Complete: 4 calls add up to the totals of 2 invocations, each verified"
@@ -345,8 +345,8 @@ def test_estimated_unmeasured_and_unpriced_shares_are_reported(
         (row,) = spent["spend"]
         assert (row["estimated_calls"], row["unmeasured_calls"]) == (1, 1)
     assert (
-        "12.5% of calls are estimated; 12.5% of calls are unmeasured; 14.3% of tokens are "
-        "unpriced, see otel-limits ledger reprice."
+        "12.5% of calls are estimated. 12.5% of calls are unmeasured. 14.3% of tokens are "
+        "unpriced: see `otel-limits ledger reprice`."
     ) in spent["complete"]
 
 
