@@ -17,7 +17,7 @@ from otel_limits.core.events import (
     TaskLost,
 )
 from otel_limits.core.labels import MAX_LENGTH, clean, quoted
-from otel_limits.core.limits import over_resumes
+from otel_limits.core.limits import PRESET, over_resumes
 from otel_limits.core.wording import shortest
 from otel_limits.observers.protocol import BaseObserver
 
@@ -233,10 +233,12 @@ def _enforced(event: Started, caps: str, *, policy: str) -> str:
     source = "hooks" if event.unsampled else "spans"
     # Otherwise a model without a price would be an unexpected reason for a halt.
     unpriced = "unpriced=halt, " if event.unpriced == "halt" else ""
+    presets = {of.split()[1] for of in event.origins.values() if of.startswith(PRESET)}
+    preset = "".join(f"preset={name}, " for name in sorted(presets))
     does = "observing" if event.configured_action == "observe" else "enforcing"
     return (
         f"{does} {caps} on agent {quoted(event.invocation.agent)} "
-        f"(action={event.configured_action}, {unpriced}{policy}source={source})"
+        f"(action={event.configured_action}, {preset}{unpriced}{policy}source={source})"
         f"{event.note and '. '}{event.note}"
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from heapq import nsmallest
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from opentelemetry import baggage as current_baggage
 
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
     from otel_limits.quotas.store import ConversationRecord
 
 
+NOT_ENABLED: Final = (
+    "otel-limits is not enabled in this process. Call otel_limits.enable(), or import your agent's "
+    "framework first."
+)
+
+
 def remaining(
     name: str,
     *,
@@ -61,7 +67,7 @@ def remaining(
         attributes: Trace attributes of the agent.
 
     Raises:
-        ValueError: No such quota is enforced, or a part of its key is missing.
+        ValueError: Nothing is enabled, no such quota is enforced, or a part of its key is missing.
         QuotaUnavailableError: The store is unavailable.
     """
     question = _question(name, agent, model, baggage, attributes)
@@ -126,6 +132,8 @@ def _question(
     attributes: Mapping[str, object] | None,
 ) -> _Question:
     gate = LIVE.observers.gate
+    if not LIVE.observers.all:
+        raise ValueError(NOT_ENABLED)
     held = {quota.name: quota for quota in gate.quotas()} if isinstance(gate, Engine) else {}
     if not isinstance(gate, Engine) or name not in held:
         known = ", ".join(held) or "none; set OTEL_LIMITS_POLICY to a file with quotas"

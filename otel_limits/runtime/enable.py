@@ -132,7 +132,7 @@ def enable(  # noqa: PLR0913  each is a part of the policy
     installed = Installed() if settings.disabled else _know_installed(tuple(sys.path))
     RUNTIME.start(settings, observers, policy_file)
     RUNTIME.report_broken(installed.broken)
-    _warn(reading)
+    _warn(reading, "code")
     _warn_without_framework()
     if children and not settings.disabled:
         _limit_children(own, len(observers))
@@ -245,7 +245,7 @@ def enable_leniently(source: Source) -> None:
     for mistake in (*unreadable, *reading.mistakes, *unpriced):
         logger.error("otel-limits: %s All other settings apply.", mistake)
         LIVE.observers.publish_internal_error("config")
-    _warn(reading)
+    _warn(reading, source)
     if parent.observers:
         logger.warning(
             "otel-limits: limits are those of %s in the parent process, but its observers are not "
@@ -254,7 +254,7 @@ def enable_leniently(source: Source) -> None:
         )
 
 
-def _warn(reading: Reading) -> None:
+def _warn(reading: Reading, source: Source) -> None:
     """Log variables that look misspelled, and the limits of a preset."""
     for warning in reading.warnings:
         logger.warning("otel-limits: %s", warning)
@@ -262,7 +262,8 @@ def _warn(reading: Reading) -> None:
     caps = [
         f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
     ]
-    if caps:
+    # Under `otel-limits run`, the line at the first call names the preset and its limits.
+    if caps and source != "run":
         logger.warning("otel-limits: preset %r sets %s.", reading.settings.preset, ", ".join(caps))
 
 

@@ -42,9 +42,16 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
             {"OTEL_LIMITS_MAX_TURNS": "30"},
             "enforcing max_turns=30 on agent 'research' (action=halt, source=spans)",
         ),
+        (
+            {"OTEL_LIMITS_PRESET": "recommended", "OTEL_LIMITS_ACTION": "observe"},
+            "observing max_iterations=25, max_model_calls=100, max_identical_tool_calls=5, "
+            "max_consecutive_tool_failures=5, max_consecutive_handoffs=20, "
+            "tree_max_model_calls=100 on agent 'research' (action=observe, preset=recommended, "
+            "source=spans)",
+        ),
         ({}, "No limits set for agent 'research'. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."),
     ],
-    ids=["limit", "none"],
+    ids=["limit", "preset", "none"],
 )
 def test_run_prints_limits_on_standard_error(variables: dict[str, str], line: str) -> None:
     """One line, regardless of the program's logging; standard output belongs to the program."""

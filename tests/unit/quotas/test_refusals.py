@@ -120,3 +120,9 @@ def test_invalid_remaining_query_raises_a_clear_error(hold: Hold, name: str, sen
     hold({"calls": {"model_calls": 3, "window": "day", "key": "agent"}})
     with pytest.raises(ValueError, match=sentence):
         otel_limits.remaining(name)
+
+
+def test_a_query_before_anything_is_enabled_says_so() -> None:
+    """The policy file may be set, but it has not been read."""
+    with pytest.raises(ValueError, match=r"is not enabled in this process\. Call otel_limits\."):
+        otel_limits.remaining("calls")
