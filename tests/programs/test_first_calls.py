@@ -44,10 +44,12 @@ def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             {"OTEL_LIMITS_PRESET": "recommended", "OTEL_LIMITS_ACTION": "observe"},
-            "observing max_iterations=25, max_model_calls=100, max_identical_tool_calls=5, "
-            "max_consecutive_tool_failures=5, max_consecutive_handoffs=20, "
-            "tree_max_model_calls=100 on agent 'research' (action=observe, preset=recommended, "
-            "source=spans)",
+            (
+                "observing max_iterations=25, max_model_calls=100, max_identical_tool_calls=5, "
+                "max_consecutive_tool_failures=5, max_consecutive_handoffs=20, "
+                "tree_max_model_calls=100 on agent 'research' (action=observe, preset=recommended, "
+                "source=spans)"
+            ),
         ),
         ({}, "No limits set for agent 'research'. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."),
     ],

@@ -122,7 +122,7 @@ def test_invalid_remaining_query_raises_a_clear_error(hold: Hold, name: str, sen
         otel_limits.remaining(name)
 
 
-def test_a_query_before_anything_is_enabled_says_so() -> None:
+def test_a_query_before_anything_is_enabled_names_the_remedy() -> None:
     """The policy file may be set, but it has not been read."""
     with pytest.raises(ValueError, match=r"is not enabled in this process\. Call otel_limits\."):
         otel_limits.remaining("calls")
