@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import re
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
 from packaging.requirements import Requirement
@@ -21,13 +22,20 @@ from otel_limits.core.policy import KILLED, Verdict
 from otel_limits.core.texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.instruments import METRICS
+from otel_limits.quotas.keys import Key
+from otel_limits.quotas.needs import QuotaNeed
+from otel_limits.quotas.refusals import exceeded, unanswered
+from otel_limits.quotas.store import CountState, Demand, Reply
 from otel_limits.settings.policy.document import AGENT_SETTINGS
+from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.table import SETTINGS
 from tests import rooms, third_party
 from tests.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from otel_limits.quotas.quota import Quota
 
 README: Final = ROOT / "README.md"
 DOCS: Final = ROOT / "otel_limits/docs"
@@ -101,15 +109,6 @@ ORIGIN: Final = "limits.yaml:3"
 
 def halts_table() -> str:
     """Format the operator's sentences whose advice is not to raise the limit or to run again."""
-    quota = Breach(
-        "daily",
-        30,
-        30,
-        "quota_exceeded",
-        "calls",
-        note="quota 'daily' allows 30 calls: 30 used, and this call needs 1",
-    )
-    store = "quota 'daily' could not be checked because the quota store is unavailable"
     price = "no price for model 'model-x', so max_cost_usd=30 cannot be enforced"
     of = {breach.limit: breach for breach in example_breaches()}
     cost = of["max_cost_usd"]
@@ -119,13 +118,26 @@ def halts_table() -> str:
         "after resumes": replace(of["max_turns"], resumes=7),
         "a price is unknown": replace(cost, uncounted=True, note=price),
         "a price is only known at most": replace(cost, at_most=True),
-        "a quota": quota,
-        "a quota without its store": replace(quota, reason="quota_unavailable", note=store),
+        **quota_breaches(),
     }
     verdicts = {name: Verdict(breach.reason, (breach,)) for name, breach in breaches.items()}
     verdicts |= {"the budget of a vendor or gateway": SPENT, "a kill": KILLED}
     rows = ((name, operator_advice(verdict)) for name, verdict in verdicts.items())
     return table(("halt by", "the operator reads"), rows)
+
+
+def quota_breaches() -> dict[str, Breach]:
+    """Return the refusal of a call by a used quota, and by one whose store is unavailable."""
+    text = "quotas: {daily: {model_calls: 30, window: day}}"
+    quota: Quota = parse(text, "limits.yaml")[0].quotas["daily"].value
+    key, now = Key("", ""), datetime(2026, 11, 23, 8, tzinfo=timezone.utc).timestamp()
+    need = QuotaNeed(quota, key, 30, 1, at_most=False, certain=True, model="", action="halt")
+    demand, used = Demand(count=quota.count(key, now), amount=1, limit=30), CountState(30, 0, 30)
+    breaches = {
+        "a quota": exceeded(need, demand, Reply("refused", now), used),
+        "a quota without its store": unanswered(need, demand, None, now, 1),
+    }
+    return {name: replace(breach, origin=ORIGIN) for name, breach in breaches.items()}
 
 
 def operator_advice(verdict: Verdict) -> str:
