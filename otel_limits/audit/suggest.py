@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,28 +41,35 @@ def suggest(
     inquiry.require_known()
     rows = inquiry.work.through(tasks(inquiry.connection, inquiry.selection))
     needs = collect(rows)
+    is_enough = any(len(each.turns) >= min_invocations for each in needs.values())
     text = policy_file(
         needs,
         share=percentile,
         headroom=headroom,
         min_invocations=min_invocations,
         about=inquiry.about,
+        instead=() if is_enough else _instead(inquiry, needs),
     )
-    if not any(len(each.turns) >= min_invocations for each in needs.values()):
-        text += _instead(inquiry, needs)
-    return Answer(question="suggest", title="Suggested limits", about=inquiry.about, text=text)
+    return Answer(
+        question="suggest",
+        title="Suggested limits",
+        about=inquiry.about,
+        text=text,
+        summary=NONE_SUGGESTED if text.endswith(f"\n{EMPTY}\n") else "",
+    )
 
 
-def _instead(inquiry: AuditQuery, needs: Mapping[str, UsageSamples]) -> str:
+def _instead(inquiry: AuditQuery, needs: Mapping[str, UsageSamples]) -> Sequence[str]:
     """Return comments with the commands to try if there is nothing to suggest."""
     most = max((len(each.turns) for each in needs.values()), default=0)
     if most:
         again = command_on(inquiry, f"audit suggest --min-invocations {most}")
-        return f"# Record more invocations, or accept limits from fewer:\n#   {again}\n"
+        return "# Record more invocations, or accept limits from fewer:", f"#   {again}"
     again = command_on(inquiry, "audit suggest")
     return (
-        "# No successful invocation matches. Ask without other options, or record some:\n"
-        f"#   {again}\n#   otel-limits run -- python app.py\n"
+        "# No successful invocation matches. Ask without other options, or record some:",
+        f"#   {again}",
+        "#   otel-limits run -- python app.py",
     )
 
 
@@ -98,6 +105,13 @@ def with_headroom(value: int, headroom: float, digits: int | None = None) -> int
     return -(-roomy // unit) * unit
 
 
+EMPTY: Final = "agents: {}"
+"""The last line of a policy file without limits."""
+NONE_SUGGESTED: Final = (
+    "No limits suggested: this file halts nothing. Keep OTEL_LIMITS_PRESET=recommended."
+)
+
+
 def policy_file(
     needs: Mapping[str, UsageSamples],
     *,
@@ -105,6 +119,7 @@ def policy_file(
     headroom: float,
     min_invocations: int,
     about: str,
+    instead: Iterable[str] = (),
 ) -> str:
     """Write a policy file with limits for each agent with enough successful invocations."""
     covered = f"{100 * share:g}% of an agent's invocations"
@@ -125,7 +140,7 @@ def policy_file(
     ]
     # Comments alone would leave a null where YAML needs a mapping.
     has_entry = any(not line.lstrip().startswith("#") for line in agents)
-    lines += ["agents:", *agents] if has_entry else ["agents: {}", *agents]
+    lines += ["agents:", *agents] if has_entry else [*map(str.lstrip, agents), *instead, EMPTY]
     return "\n".join(lines) + "\n"
 
 
