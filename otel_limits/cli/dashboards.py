@@ -47,16 +47,17 @@ def export(options: Namespace) -> int:
         "Start with README.md there.\n"
     )
     # Otherwise broken links would be noticed only when an alert fires.
-    missing = [
-        f"{option} URL (now {default})"
+    defaults = [
+        (default, f"{option} URL")
         for option, default, url in (
             ("--runbook", exported_files.RUNBOOK, options.runbook),
             ("--grafana", exported_files.GRAFANA, options.grafana),
         )
         if url is None
     ]
-    if missing:
-        sys.stdout.write(f"Links in alerts need {' and '.join(missing)}.\n")
+    if defaults:
+        places, changed_by = (" and ".join(each) for each in zip(*defaults, strict=True))
+        sys.stdout.write(f"Alerts link to {places}; change with {changed_by}.\n")
     return 0
 
 

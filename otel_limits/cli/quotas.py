@@ -160,7 +160,7 @@ Show quota usage, reservations and reset times.
 
 Reads the quotas in the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
 external input, e.g. a tenant in the baggage, are shown as the first characters of a hash. Calls
-that the ledger recorded but killed workers did not settle are settled first.
+of killed workers that the ledger recorded are settled first.
 
 Conversations that have used 80% of a cap are listed by their hash. The caps are those of the policy
 file and the environment of this command, e.g. OTEL_LIMITS_CONVERSATION_MAX_TURNS.

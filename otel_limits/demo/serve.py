@@ -85,7 +85,8 @@ In another terminal:
   otel-limits top --scrape http://{address}/metrics
   otel-limits audit spend --by agent --ledger ledger.db
   otel-limits dashboards export dashboards   # import grafana/dashboards/*.json into Grafana
-  prometheus --config.file=prometheus.yaml   # its alerts: http://localhost:9090/alerts
+  # Alerts at http://localhost:9090/alerts:
+  prometheus --config.file=prometheus.yaml --storage.tsdb.path=./prometheus-data
 
 For a Prometheus that already runs on this machine:
 {scrape}

@@ -249,7 +249,8 @@ def test_export_writes_everything_but_the_code(
     output = capsys.readouterr().out
     assert f"Wrote {len(written)} files to {tmp_path}." in output
     assert (
-        "Links in alerts need --runbook URL (now dashboards/README.md) and --grafana URL" in output
+        "Alerts link to dashboards/README.md and http://localhost:3000; "
+        "change with --runbook URL and --grafana URL." in output
     )
     for path in written - made - {Path("README.md")}:
         assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
