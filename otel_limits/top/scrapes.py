@@ -140,6 +140,8 @@ def scrape(feed: Feed, now: float) -> Scrape:
 
 # --- `/metrics` endpoints -------------------------------------------------------------------------
 
+THIS_MACHINE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
 SCRAPE_SECONDS: Final = 2.0
 """Timeout of an endpoint. Older data is no longer live."""
 
@@ -193,6 +195,10 @@ class Endpoint:
             url = parts._replace(path="/metrics").geturl()
             self.shown = redact_url(url)
         self._address = WebAddress(url)
+        port = f" {parts.port}" if parts.port else ""
+        self._advice = f"Is an agent running with --prometheus-port{port}?"
+        if parts.hostname in THIS_MACHINE:
+            self._advice += f" To try it: otel-limits demo --serve{port}."
 
     def history(self, now: float) -> Iterable[Scrape]:  # noqa: ARG002  part of the protocol
         """Return nothing, as an endpoint has no history."""
@@ -215,7 +221,7 @@ class Endpoint:
         except (OSError, ValueError, http.client.HTTPException) as error:
             raise ScrapeError(
                 f"{self.shown} is unavailable ({self._address.redacted(_reason(error))}). "
-                "Is OTEL_LIMITS_PROMETHEUS_PORT set there?"
+                f"{self._advice}"
             ) from None
         try:
             samples = tuple(samples_of(page, is_openmetrics="openmetrics" in kind))

@@ -20,7 +20,7 @@ from otel_limits.top.fleet import NEAR_END
 from otel_limits.top.fleet_state import HOUR_SECONDS
 
 if TYPE_CHECKING:
-    from otel_limits.top.fleet import AgentRow, CapShare, Fleet, QuotaRow, RecentHalt
+    from otel_limits.top.fleet import AgentRow, CapShare, Fleet, QuotaRow, Rates, RecentHalt
 
 
 # --- the view: order, filter and chosen agent, changed by keys ------------------------------------
@@ -241,12 +241,11 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
         else f"since {clock(fleet.halts_since)}"
     )
     rates = totals.rates
-    spent = usd(rates.usd_per_hour, at_least=bool(rates.unpriced_tokens_per_minute))
-    unit = " USD" if spent == UNKNOWN else ""
+    spent = NO_PRICE if is_unpriced(rates) else f"{money_of(rates)}/h"
     sums = (
         f"{count_of(totals.agents, 'agent')}, {count(totals.in_progress)} running · "
         f"{count(rates.turns_per_minute)} turns/min · "
-        f"{count(rates.tokens_per_minute)} tokens/min · {spent}{unit}/h"
+        f"{count(rates.tokens_per_minute)} tokens/min · {spent}"
     )
     ended = f"{count_of(totals.halts, 'halt')}, {count_of(totals.refusals, 'refusal')}"
     sentences = [
@@ -300,7 +299,8 @@ def detail(row: AgentRow | None, width: int) -> list[Text]:
     refusals = ", ".join(f"{tool} {count(n)}" for tool, n in row.refusals.items())
     errors = ", ".join(f"{n} {what.replace('_', ' ')}" for what, n in row.errors.items())
     text = (
-        f"{name_of(row)}: spend per hour {money_of(row)}, {percent(row.usd_share)} of the fleet · "
+        f"{name_of(row)}: spend per hour {money_of(row.rates)}, "
+        f"{percent(row.usd_share)} of the fleet · "
         f"caps now {now or UNKNOWN} · last hour {hour or UNKNOWN} · "
         f"halts {halts_text(row)} · refused calls {printable(refusals) or 0} · errors {errors or 0}"
     )
@@ -438,6 +438,7 @@ PERCENT_WIDTH: Final = 4
 """Width of `100%`."""
 IDLE: Final = "idle"
 """Shown if no invocation is in progress, e.g. between short ones."""
+NO_PRICE: Final = "no price"
 LEAST_NAME: Final = 16
 """Width of an agent's name before the table takes a shorter form."""
 
@@ -447,11 +448,15 @@ def name_of(row: AgentRow) -> str:
     return printable(row.agent) or "(no name)"
 
 
-def money_of(row: AgentRow) -> str:
-    """Format the spend of an agent; `no price` if no call has one."""
-    rates = row.rates
-    if rates.usd_per_hour is None and rates.unpriced_tokens_per_minute:
-        return "no price"
+def is_unpriced(rates: Rates) -> bool:
+    """Return whether there are calls, but none with a price."""
+    return rates.usd_per_hour is None and bool(rates.unpriced_tokens_per_minute)
+
+
+def money_of(rates: Rates) -> str:
+    """Format a spend; `no price` if no call has one."""
+    if is_unpriced(rates):
+        return NO_PRICE
     return usd(rates.usd_per_hour, at_least=bool(rates.unpriced_tokens_per_minute))
 
 
@@ -462,8 +467,11 @@ def bound_text(cap: CapShare) -> str:
 
 def halts_text(row: AgentRow) -> str:
     """Format the number of halts and their reasons."""
-    reasons = ", ".join(f"{reason} {count(n)}" for reason, n in row.halts.items())
-    return f"{count(row.halt_count)}: {printable(reasons)}" if row.halts else "0"
+    # A number after the name of a limit would look like its cap.
+    reasons = [printable(reason) for reason in row.halts]
+    if len(reasons) > 1:
+        reasons = [f"{count(row.halts[each])} {printable(each)}" for each in row.halts]
+    return f"{count(row.halt_count)} ({', '.join(reasons)})" if row.halts else "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -552,7 +560,7 @@ COLUMNS: Final = (
     number("Running", "Run", lambda row: count(row.in_progress)),
     number("Turns/min", "T/m", lambda row: count(row.rates.turns_per_minute)),
     number("Tokens/min", "Tok/m", lambda row: count(row.rates.tokens_per_minute)),
-    number("USD/h", "USD/h", money_of),
+    number("USD/h", "USD/h", lambda row: money_of(row.rates)),
     number("Share", "%", lambda row: percent(row.usd_share)),
     TopColumn(title="Cap now", brief="Cap", write=write_cap),
     TopColumn(title="Cap 1 h", brief="Hour", write=write_hour, is_optional=True),

@@ -125,9 +125,10 @@ def test_credentials_of_the_address_are_sent() -> None:
 
 def test_unreachable_address_is_an_error_with_advice() -> None:
     """The message suggests a check."""
-    said = refusal(f"127.0.0.1:{free_port()}")
+    port = free_port()
+    said = refusal(f"127.0.0.1:{port}")
     assert "is unavailable (Connection refused)" in said
-    assert "OTEL_LIMITS_PROMETHEUS_PORT" in said
+    assert f"--prometheus-port {port}? To try it: otel-limits demo --serve {port}." in said
 
 
 @pytest.mark.parametrize(

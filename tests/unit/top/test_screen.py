@@ -99,7 +99,7 @@ def test_numbers_are_whole_at_every_width(width: int) -> None:
 def test_the_table_is_as_full_as_the_terminal_is_wide() -> None:
     """Narrower ones leave out reasons, full titles, long bars, columns, then names of limits."""
     fleet = fleet_of(busy("research"))
-    parts = ("quota_exceeded 12", "Running", "█" * 10, ">100%", "max_token_budget")
+    parts = ("12 quota_exceeded", "Running", "█" * 10, ">100%", "max_token_budget")
     for width, missing in ((200, 0), (180, 1), (120, 2), (100, 3), (80, 4), (70, 5)):
         lines = shown(width, fleet=fleet)
         head = next(n for n, line in enumerate(lines) if line.startswith("Agent "))
@@ -122,7 +122,7 @@ def test_selected_row_is_shown_in_full(width: int) -> None:
         "max_token_budget 87%",
         "max_cost_usd >100%",
         "max_turns ≤80%",
-        "max_token_budget 1.23k, quota_exceeded 12, killed 1",
+        "(1.23k max_token_budget, 12 quota_exceeded, 1 killed)",
         "refused calls web_search 4.32k, fetch_page 3",
         "7 model calls, 1 tool calls",
     ):
@@ -166,6 +166,9 @@ def test_no_price_is_said() -> None:
     rates = Rates(turns_per_minute=1, tokens_per_minute=1, unpriced_tokens_per_minute=1)
     fleet = fleet_of(busy(rates=rates, usd_share=None))
     assert all(any("no price" in line for line in shown(w, fleet=fleet)) for w in WIDTHS)
+    totals = dataclasses.replace(fleet.totals, rates=rates)
+    head = shown(100, fleet=dataclasses.replace(fleet, totals=totals))
+    assert f"{UNKNOWN}/h" not in " ".join(head)
 
 
 @pytest.mark.parametrize("height", [10, 14, 24])
