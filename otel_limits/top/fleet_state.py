@@ -89,7 +89,11 @@ PERCENTILE: Final = 0.95
 
 def track(feeds: Sequence[Feed], began: float) -> FleetTracker:
     """Create a tracker for feeds, with the longest of their rate windows."""
-    return FleetTracker(began, max(feed.rate_seconds for feed in feeds))
+    return FleetTracker(
+        began,
+        max(feed.rate_seconds for feed in feeds),
+        max(feed.least_seconds for feed in feeds),
+    )
 
 
 class FleetTracker:
@@ -98,11 +102,12 @@ class FleetTracker:
     Args:
         began: When `top` was started, in seconds since the epoch.
         rate_seconds: Window of turn and token rates.
+        least_seconds: Minimum window of a rate.
     """
 
-    def __init__(self, began: float, rate_seconds: float) -> None:
+    def __init__(self, began: float, rate_seconds: float, least_seconds: float) -> None:
         """Create a tracker without scrapes."""
-        self._rate_seconds = rate_seconds
+        self._rate_seconds, self._least_seconds = rate_seconds, least_seconds
         self._follower = Follower(began)
         self._progress: dict[str, InProgress] = {}
         self._now = began
@@ -120,10 +125,10 @@ class FleetTracker:
         """Return the state as of the latest scrape."""
         follower, now = self._follower, self._now
         hour = follower.hour.over(now, HOUR_SECONDS)
-        rates = UsageRates(follower, now, self._rate_seconds)
+        rates = UsageRates(follower, now, self._rate_seconds, self._least_seconds)
         present = [sample for each in follower.present.values() for sample in each.samples]
         caps = caps_of(present)
-        total = rates.of(None)
+        total = rates.total()
         rows = [
             self._row(agent, rates.of(agent), total, hour, caps.get(agent, {}))
             for agent in sorted(
@@ -192,43 +197,66 @@ class FleetTracker:
 
 
 class UsageRates:
-    """Current usage rates."""
+    """Current usage rates.
 
-    def __init__(self, follower: Follower, now: float, rate_seconds: float) -> None:
-        """Sum up the usage in the windows."""
+    Args:
+        follower: What was counted.
+        now: The end of the windows, in seconds since the epoch.
+        rate_seconds: Window of turn and token rates.
+        least_seconds: Minimum window of a rate.
+    """
+
+    def __init__(
+        self, follower: Follower, now: float, rate_seconds: float, least_seconds: float
+    ) -> None:
+        """Begin with the windows, which are shorter at first."""
+        self._follower, self._now = follower, now
+        self._least = least_seconds
         passed = now - (now if follower.first is None else follower.first)
-        is_enough = passed >= LEAST_SECONDS
-        self.turn_seconds = min(passed, rate_seconds) if is_enough else None
-        self.usd_seconds = min(passed, USD_SECONDS) if is_enough else None
-        self._turns = follower.rates.over(now, rate_seconds)
-        self._usd = follower.rates.over(now, USD_SECONDS)
-
-    @property
-    def agents(self) -> set[str]:
+        self._is_enough = passed >= least_seconds
+        self.turn_seconds = min(passed, rate_seconds) if self._is_enough else None
+        self.usd_seconds = min(passed, USD_SECONDS) if self._is_enough else None
+        self.agents: Final = {agent for _, agent in follower.rates.over(now, USD_SECONDS)}
         """All agents with usage."""
-        return {agent for _, agent in self._usd}
+        self._windows: dict[float, dict[Key, float]] = {}
 
-    def of(self, agent: str | None) -> Rates:
-        """Return the rates of an agent, or of all agents."""
-        if self.turn_seconds is None or self.usd_seconds is None:
+    def of(self, agent: str) -> Rates:
+        """Return the rates of an agent, unknown if it was first seen a moment ago."""
+        age = self._now - self._follower.seen.get(agent, (0.0, 0.0))[0]
+        if self.turn_seconds is None or self.usd_seconds is None or age < self._least:
             return Rates()
-        minutes, usd_minutes = self.turn_seconds / 60, self.usd_seconds / 60
-        usd = amount_of("usd", agent, self._usd)
-        unpriced = amount_of("unpriced", agent, self._usd)
+        turn_seconds, usd_seconds = min(age, self.turn_seconds), min(age, self.usd_seconds)
+        turns, paid = self._over(turn_seconds), self._over(usd_seconds)
+        usd, unpriced = paid.get(("usd", agent), 0.0), paid.get(("unpriced", agent), 0.0)
         return Rates(
-            turns_per_minute=amount_of("turns", agent, self._turns) / minutes,
-            tokens_per_minute=amount_of("tokens", agent, self._turns) / minutes,
+            turns_per_minute=turns.get(("turns", agent), 0.0) * 60 / turn_seconds,
+            tokens_per_minute=turns.get(("tokens", agent), 0.0) * 60 / turn_seconds,
             # Unknown, not 0, if no call has a price.
-            usd_per_hour=None if unpriced and not usd else usd * 60 / usd_minutes,
-            unpriced_tokens_per_minute=unpriced / usd_minutes,
+            usd_per_hour=None if unpriced and not usd else usd * 3600 / usd_seconds,
+            unpriced_tokens_per_minute=unpriced * 60 / usd_seconds,
         )
 
+    def total(self) -> Rates:
+        """Return the rates of all agents together; unknown, not 0, if only new ones are busy."""
+        rates = [self.of(agent) for agent in self.agents | set(self._follower.seen)]
+        known = [each for each in rates if each.turns_per_minute is not None]
+        is_busy = any(each.turns_per_minute or each.tokens_per_minute for each in known)
+        if not self._is_enough or (len(known) < len(rates) and not is_busy):
+            return Rates()
+        usd = sum(each.usd_per_hour or 0.0 for each in known)
+        unpriced = sum(each.unpriced_tokens_per_minute or 0.0 for each in known)
+        return Rates(
+            turns_per_minute=sum(each.turns_per_minute or 0.0 for each in known),
+            tokens_per_minute=sum(each.tokens_per_minute or 0.0 for each in known),
+            usd_per_hour=None if unpriced and not usd else usd,
+            unpriced_tokens_per_minute=unpriced,
+        )
 
-def amount_of(what: str, agent: str | None, increases: Mapping[Key, float]) -> float:
-    """Return the usage by an agent, or by all agents."""
-    if agent is not None:
-        return increases.get((what, agent), 0.0)
-    return sum(amount for key, amount in increases.items() if key[0] == what)
+    def _over(self, seconds: float) -> Mapping[Key, float]:
+        """Return the increases of a window; most agents have the same."""
+        if seconds not in self._windows:
+            self._windows[seconds] = self._follower.rates.over(self._now, seconds)
+        return self._windows[seconds]
 
 
 def share_of(part: float | None, whole: float | None) -> float | None:
@@ -376,8 +404,6 @@ class Increases:
 HOUR_SECONDS: Final = 3600.0
 USD_SECONDS: Final = 300.0
 """Window of the cost rate. Calls take many seconds, so one minute contains too few of them."""
-LEAST_SECONDS: Final = 5.0
-"""Minimum window of a rate."""
 GAP_SECONDS: Final = 120.0
 """After a longer gap between scrapes, an increase is not a current rate."""
 HALTS_KEPT: Final = 100
@@ -427,6 +453,8 @@ class Follower:
         self.halts: Final[deque[RecentHalt]] = deque(maxlen=HALTS_KEPT)
         self.first: float | None = None
         """Time of the first successful scrape."""
+        self.seen: dict[str, tuple[float, float]] = {}
+        """Since when the usage of each agent is known without a gap, and when it was last seen."""
 
     def add(self, scrape: Scrape) -> None:
         """Count the increases since the previous scrape."""
@@ -439,6 +467,8 @@ class Follower:
         is_continuous = before is not None and scrape.at - before <= GAP_SECONDS
         new = self._new_processes(scrape, is_first=before is None)
         for sample in scrape.samples:
+            is_followed = is_continuous and (scrape.feed, sample.process()) not in new
+            self._see(sample, scrape.at, before if is_followed else None)
             rated, hour = RATED.get(sample.name), hourly_key(sample)
             if rated is None and hour is None:
                 continue
@@ -501,12 +531,30 @@ class Follower:
         self._values[key] = (sample.value, scrape.at)
         return sample.value - before if sample.value >= before else sample.value
 
+    def _see(self, sample: ScrapedSample, now: float, before: float | None) -> None:
+        """Note that an agent is there.
+
+        Args:
+            sample: A sample, of an agent or not.
+            now: The time of its scrape.
+            before: The previous scrape of its process, if there was one. An agent that was not in
+                it began later.
+        """
+        if "agent" not in sample.labels:
+            return
+        since, last = self.seen.get(sample.agent, (math.inf, -math.inf))
+        if now - last > GAP_SECONDS:
+            since = now if before is None else before
+        # The history of one feed is read after the present of another.
+        self.seen[sample.agent] = min(since, now), max(last, now)
+
     def _sweep(self, now: float) -> None:
         """Drop series and feeds not seen for an hour, as pods come and go."""
         if now - self._swept <= HOUR_SECONDS:
             return
         self._swept, since = now, now - HOUR_SECONDS
         self._values = {key: each for key, each in self._values.items() if each[1] > since}
+        self.seen = {agent: each for agent, each in self.seen.items() if each[1] > since}
         self._scraped = {feed: at for feed, at in self._scraped.items() if at > since}
         # A process that returns later counts as new.
         present = self._present_processes() | {

@@ -108,6 +108,10 @@ class Feed(Protocol):
     def rate_seconds(self) -> float:
         """Window of turn and token rates."""
 
+    @property
+    def least_seconds(self) -> float:
+        """Minimum window of a rate."""
+
     def history(self, now: float) -> Iterable[Scrape]:
         """Return the scrapes of the last hour, oldest first, if the feed stores any.
 
@@ -175,6 +179,7 @@ class Endpoint:
 
     rate_seconds: Final = 60.0
     """It is scraped each second."""
+    least_seconds: Final = 5.0
 
     def __init__(self, address: str) -> None:
         """Parse the address."""
@@ -315,6 +320,8 @@ class PrometheusFeed:
 
     rate_seconds: Final = 300.0
     """Scrape intervals are up to two minutes."""
+    least_seconds: Final = float(STEP_SECONDS)
+    """In a shorter time, Prometheus may not have scraped again, which would look like no usage."""
 
     def __init__(self, url: str, authorization: str | None = None) -> None:
         """Create a client for the server."""

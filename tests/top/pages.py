@@ -34,9 +34,9 @@ def scrape(lines: str, after: float, feed: str = "one", *, is_past: bool = False
     return Scrape(feed, BEGAN + after, samples, is_past=is_past)
 
 
-def watched(*scrapes: Scrape, rate_seconds: float = 60.0) -> Fleet:
+def watched(*scrapes: Scrape, rate_seconds: float = 60.0, least_seconds: float = 5.0) -> Fleet:
     """Return the fleet's state after some scrapes."""
-    watch = FleetTracker(BEGAN, rate_seconds)
+    watch = FleetTracker(BEGAN, rate_seconds, least_seconds)
     for each in scrapes:
         watch.add(each)
     return watch.fleet()

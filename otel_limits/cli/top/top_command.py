@@ -147,8 +147,9 @@ def read_once(feeds: Sequence[Feed]) -> Fleet:
             for each in scrapes:
                 tracker.add(each)
         fleet = tracker.fleet()
-        # Endpoints have no history, unlike a Prometheus server.
-        if fleet.rate_seconds is None and not all(fleet.feeds.values()):
+        # Endpoints have no history. A Prometheus server has; new data of it takes longer.
+        is_soon = all(feed.least_seconds <= ONCE_SECONDS for feed in feeds)
+        if fleet.rate_seconds is None and is_soon and not all(fleet.feeds.values()):
             time.sleep(ONCE_SECONDS)
             for each in pool.map(lambda feed: scrape(feed, time.time()), feeds):
                 tracker.add(each)

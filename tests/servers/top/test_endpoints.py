@@ -70,7 +70,7 @@ def looking(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> list[Flee
     monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(port))
     otel_limits.enable(Limits(max_turns=4, max_token_budget=1000))
     endpoint, began = Endpoint(f"127.0.0.1:{port}"), time.time()
-    watch, fleets = FleetTracker(began, 60.0), list[Any]()
+    watch, fleets = FleetTracker(began, 60.0, 5.0), list[Any]()
 
     @tool
     def search(query: str = "") -> str:

@@ -70,13 +70,34 @@ def test_a_series_that_was_not_there_began_at_0() -> None:
     assert row_of(fleet, "b").rates.turns_per_minute == pytest.approx(7)
 
 
+def test_rate_of_a_new_agent_covers_its_age() -> None:
+    """Unknown at its first point, even if the agent ran an hour ago; then over the time since."""
+    last_hour = [
+        scrape(f"{turns(5, 'old')}\n{turns(9, 'b')}", -3600, is_past=True),
+        *(scrape(turns(5, "old"), at, is_past=True) for at in range(-3540, -60, 60)),
+    ]
+    # The new process has another instance, as in a Prometheus.
+    first, second = (
+        f'{turns(5, "old")}\nturns_total{{agent="b",instance="2"}} {n}\n'
+        'invocations_in_progress{agent="b",instance="2"} 1'
+        for n in (32, 84)
+    )
+    window = {"rate_seconds": 300.0, "least_seconds": 60.0}
+    fleet = watched(*last_hour, scrape(first, 0), scrape(first, 5), **window)
+    assert row_of(fleet, "b").rates.turns_per_minute is None
+    assert fleet.totals.rates.turns_per_minute is None
+    fleet = watched(*last_hour, scrape(first, 0), scrape(second, 60), **window)
+    assert row_of(fleet, "b").rates.turns_per_minute == pytest.approx(52)
+    assert fleet.totals.rates.turns_per_minute == pytest.approx(52)
+
+
 def test_counts_of_an_outage_are_excluded_from_the_rate() -> None:
     """Halts of the hour are still counted."""
     fleet = watched(
         scrape(f"{turns(0)}\n{halts(0)}", 0),
         Scrape("one", BEGAN + 1, error="It is unavailable."),
         scrape(f"{turns(500)}\n{halts(2)}", 600),
-        scrape(f"{turns(500)}\n{halts(2)}", 601),
+        scrape(f"{turns(500)}\n{halts(2)}", 606),
     )
     assert row_of(fleet).rates.turns_per_minute == 0
     assert row_of(fleet).halts == {"max_turns": 2}
