@@ -164,6 +164,7 @@ def test_refusal_reports_when_the_bucket_is_full(
     assert stop.breach is not None
     assert (stop.quota.used, stop.quota.limit) == (6, 6)
     assert stop.quota.resets_at == pytest.approx(before + 360, abs=30)
+    assert stop.quota.retry_after_seconds is not None
     assert 30 <= stop.quota.retry_after_seconds <= 60
     assert stop.breach.note.startswith("quota 'q' allows 6 model calls in a burst: 6 used")
     assert "; full at 20" in stop.breach.note

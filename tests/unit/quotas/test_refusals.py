@@ -46,6 +46,7 @@ def test_refusal_reports_usage_and_reset_time(hold: Hold, make_agent: MakeAgent)
         resets_at=the_day_ends(),
         retry_after_seconds=stop.quota.retry_after_seconds,
     )
+    assert stop.quota.retry_after_seconds is not None
     assert 0 <= stop.quota.retry_after_seconds - (the_day_ends() - time.time()) < 60
 
 
