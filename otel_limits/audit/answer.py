@@ -17,16 +17,17 @@ CellKind: TypeAlias = Literal[
     "date",
     "id",
     "count",
+    "amount",
     "money",
     "share",
     "time",
     "seconds",
     "number",
 ]
-"""How a value is formatted: `money` is a `Decimal` in USD, `share` a fraction, `time` microseconds
-since the epoch, `id` and `command` something to copy. In narrow layouts a `text` may be shortened,
-a `sentence` is wrapped, and a `command` is printed below the table. `None` means unknown for any
-kind."""
+"""How a value is formatted: `amount` is a number as exact text, `money` a `Decimal` in USD, `share`
+a fraction, `time` microseconds since the epoch, `id` and `command` something to copy. In narrow
+layouts a `text` may be shortened, a `sentence` is wrapped, and a `command` is printed below the
+table. `None` means unknown for any kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +155,7 @@ class Answer:
 
 UNKNOWN: Final = "–"  # noqa: RUF001  the dash used in tables
 CENTS: Final = Decimal("0.01")
-NUMBERS: Final = ("count", "money", "share", "seconds", "number")
+NUMBERS: Final = ("count", "amount", "money", "share", "seconds", "number")
 """Kinds that are aligned right."""
 UNFINISHED: Final = "(unfinished)"
 """Shown as the stop reason of an invocation without a recorded end."""
@@ -205,7 +206,8 @@ def written(value: Any, kind: CellKind) -> str:
         return time_of(value).replace(tzinfo=None).isoformat(" ", "seconds")
     if kind in ("seconds", "number"):
         return f"{value:,.1f}" + (" s" if kind == "seconds" else "")
-    return f"{value:,}" if kind == "count" and value != "" else str(value)
+    is_number = kind in ("count", "amount") and value != ""
+    return f"{Decimal(value):,f}" if is_number else str(value)
 
 
 def ranges(numbers: Iterable[int]) -> str:

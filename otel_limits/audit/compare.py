@@ -153,9 +153,11 @@ def changes_table(
         others = _added([pair for _, pair in ranked[top:]])
         rows[top:] = [(f"({len(rows) - top:,} others)", *blank, *_figures(*others))]
     total = _added([pair for _, pair in ranked])
+    # Without rows, the note is not shown.
+    periods = "" if rows else f": {about}"
     return Table(
         name="changes",
-        title=f"Change in spend by {', '.join(each.title for each in keys)}",
+        title=f"Change in spend by {', '.join(each.title for each in keys)}{periods}",
         columns=(*keys, *CHANGES),
         rows=rows,
         total=("total", *blank, *_figures(*total)),

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # --- the line under an answer ---------------------------------------------------------------------
 
-NOT_PROVEN: Final = "not tamper-evident without a close"
-UNRECORDED: Final = "rows that a process lost with a full disk are only in its log"
+NOT_PROVEN: Final = "changes cannot be ruled out: no close given"
+UNRECORDED: Final = "rows lost on a full disk are in that process's log only"
 
 
 def of_everything(inquiry: AuditQuery, total: Sums) -> str:
@@ -42,7 +42,7 @@ def completeness(
     inquiry: AuditQuery,
     found: Balance | None = None,
     failed: Sequence[str] | None = None,
-    closes: Sequence[str] = (),
+    proven: str = "",
 ) -> str:
     """Describe in one line how complete the ledger is.
 
@@ -50,7 +50,7 @@ def completeness(
         inquiry: The query.
         found: Sums of its calls, if already known.
         failed: The checks that failed, if each row was checked.
-        closes: Files with closes with which the rows were compared.
+        proven: Which days are as in closes, if the rows were compared with some.
     """
     from otel_limits.ledger.maintenance import damages
     from otel_limits.ledger.proof import balance
@@ -60,7 +60,7 @@ def completeness(
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
     uncounted = uncounted_clause(inquiry.connection)
-    parts = [_verdict(found, failed, damaged, closes, uncounted)]
+    parts = [_verdict(found, failed, damaged, proven or NOT_PROVEN, uncounted)]
     if inquiry.waiting.is_partial:
         parts.append(str(inquiry.waiting))
     left = find_orphans(inquiry.address)
@@ -79,7 +79,7 @@ def _verdict(
     found: Balance,
     failed: Sequence[str] | None,
     damaged: int,
-    closes: Sequence[str],
+    proven: str,
     uncounted: str,
 ) -> str:
     if failed:
@@ -95,7 +95,6 @@ def _verdict(
     add = pluralize(found.calls.calls, "call adds", "calls add")
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
-        proven = f"closed days as in {', '.join(closes)}" if closes else NOT_PROVEN
         verdict = f"Incomplete: {uncounted};" if uncounted else "Complete:"
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.

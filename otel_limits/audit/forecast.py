@@ -68,7 +68,7 @@ def build_forecast(
     kind: Any = "money" if is_money else "count"
     parts = [
         f"{written(each.expected, kind)}{'' if is_money else ' tokens'} by the end of the "
-        f"{each.period} ({written(each.low, kind)} to {written(each.high, kind)})"
+        f"{each.period}{_interval(each, kind)}"
         for each in ahead
     ]
     more = " Excludes calls without a known price." if has_unpriced else ""
@@ -76,6 +76,11 @@ def build_forecast(
         f"Forecast: {', '.join(parts)}; 95% intervals, from {len(days.wholes)} whole days.{more}"
     )
     return Forecast(sentence, "usd" if is_money else "tokens", len(days.wholes), ahead)
+
+
+def _interval(projection: Projection, kind: Any) -> str:
+    low, high = written(projection.low, kind), written(projection.high, kind)
+    return "" if low == high else f" ({low} to {high})"
 
 
 def midnight(now: datetime, days: int = 0) -> int:

@@ -21,7 +21,7 @@ CAPS: Final = (
     Column("cap", "Cap", is_key=True),
     Column("action", "Action"),
     Column("source", "Source", is_key=True),
-    Column("place", "Set at", "sentence"),
+    Column("place", "Set at", "sentence", is_key=True),
     Column("invocations", "Invocations", "count"),
 )
 """Columns of `caps_of`, and how many invocations had that cap."""
@@ -48,7 +48,8 @@ def limits_table(runs: Iterable[Any]) -> Table:
         title="Limits in force",
         columns=OF_AGENTS,
         rows=[(agent, *cap, invocations) for (agent, cap), invocations in found.items()],
-        note="By the start of the invocation. Imported invocations have no recorded limits.",
+        note="Limits as they were when an invocation started. Imported invocations have no "
+        "recorded limits.",
     )
 
 
@@ -131,8 +132,8 @@ def policies(inquiry: AuditQuery) -> Answer:
         columns=LIMITS,
         # As text, since a value may be missing.
         rows=sorted(rows, key=lambda row: (row[2], *map(str, row))),
-        note="By the start of the invocation, on all days between on which the agent ran. Imported "
-        "invocations have no recorded limits. Quotas are in `otel-limits audit budget`.",
+        note="Limits as they were when an invocation started, from the first to the last such day. "
+        "Imported invocations have no recorded limits. Quotas are in `otel-limits audit budget`.",
     )
     versions = versions_table(queries.policy_versions(connection, selection))
     title = "Policies"

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
     from otel_limits.quotas.windows import Window
 
 COLUMNS: Final = (
-    Column("quota", "Quota", is_key=True),
-    Column("key", "Key", is_key=True),
+    Column("quota", "Quota", "date", is_key=True),
+    Column("key", "Key", "date", is_key=True),
     Column("since", "From", "time", is_key=True),
     Column("until", "Until", "time"),
-    Column("used", "Used", is_key=True),
-    Column("amount", "Amount", is_key=True),
-    Column("unit", "Unit", is_key=True),
+    Column("used", "Used", "amount", is_key=True),
+    Column("amount", "Amount", "amount", is_key=True),
+    Column("unit", "Unit", "date", is_key=True),
     Column("used_share", "Used share", "share", is_key=True),
     Column("calls", "Calls", "count"),
     Column("unpriced_calls", "Unpriced calls", "count"),
 )
+"""Names, hashes and units are never shortened, like dates."""
 NOT_RECORDED: Final = "(not recorded)"
 """Replaces a key that neither the audit keys nor the charges of a call contain."""
 ALWAYS_RECORDED: Final = ("agent", "model")

@@ -62,8 +62,8 @@ STOPS: Final = Measure("stops", "otel_limits_stops_total", "stops")
 
 def _figures(kind: CellKind) -> tuple[Column, ...]:
     return (
-        Column("ledger", "Ledger", kind),
-        Column("prometheus", "Prometheus", kind),
+        Column("ledger", "Ledger", kind, is_key=True),
+        Column("prometheus", "Prometheus", kind, is_key=True),
         Column("prometheus_most", "At most", kind),
         Column("difference", "Difference", kind, is_key=True),
         Column("difference_share", "Share of ledger", "share"),
@@ -100,11 +100,13 @@ def reconcile(
     window = window_of(inquiry.selection)
     # One note for all three tables: they are counted by the same rule.
     tables = [
-        Table(name=name, title=title, columns=columns, rows=rows, note=NOTE if n == 0 else "")
-        for n, (name, title, columns, rows) in enumerate(
-            compared(inquiry, window, prometheus, tolerance, authorization_file)
+        Table(name=name, title=title, columns=columns, rows=rows)
+        for name, title, columns, rows in compared(
+            inquiry, window, prometheus, tolerance, authorization_file
         )
     ]
+    noted = next((n for n, table in enumerate(tables) if table.rows), 0)
+    tables[noted] = replace(tables[noted], note=NOTE)
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",

@@ -7,6 +7,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any, Final
 
 from otel_limits.audit import parsing
@@ -191,7 +192,19 @@ def halt_of(row: Any) -> str | None:
     if outcome is None or row.breach_limit is None:
         return outcome
     unit = f" {row.breach_unit}" if row.breach_unit else ""
-    return f"{outcome} at {row.breach_limit} ({row.breach_observed} of {row.breach_cap}{unit})"
+    # Without it, an unspent amount looks overspent.
+    call = " with this call," if _has_own_call(row) else ""
+    return (
+        f"{outcome} at {row.breach_limit} ({row.breach_observed}{call} of {row.breach_cap}{unit})"
+    )
+
+
+def _has_own_call(row: Any) -> bool:
+    """Return whether the observed amount includes the call that a quota refused."""
+    # A block refuses a call whatever it needs.
+    if kind_of(row.breach_limit) is not None or " is blocked" in (row.halt or ""):
+        return False
+    return Decimal(str(row.breach_observed)) > Decimal(str(row.breach_cap))
 
 
 def summary(branches: Sequence[Branch], tools: ToolCalls) -> str:

@@ -446,10 +446,12 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         rows=[(*key, *each.figures) for key, each in ranked],
         total=("total", *("" for _ in names[1:]), *total.figures) if names else None,
         note="Finished invocations that started in the selected period, with their own cost. "
-        "Successful ones ended naturally, halted ones were ended by a limit, killed ones on "
-        "request, lost ones by `otel-limits ledger end-lost`; interrupted ones wait, e.g. for a "
-        "person's answer, with which another invocation continues. The end of an import may be "
-        "unknown. All others failed. The unsuccessful share is that of known ends.",
+        "Own cost per success is the mean of successful ones; total cost per success divides the "
+        "cost of all by their number. Successful ones ended naturally, halted ones were ended by a "
+        "limit, killed ones on request, lost ones by `otel-limits ledger end-lost`; interrupted "
+        "ones wait, e.g. for a person's answer, with which another invocation continues. The end "
+        "of an import may be unknown. All others failed. The unsuccessful share is that of known "
+        "ends.",
     )
 
 

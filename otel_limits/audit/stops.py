@@ -59,7 +59,7 @@ COSTLIEST: Final = (
     Column("agent", "Agent", is_key=True),
     Column("started", "Started", "time"),
     Column("reason", "Stop reason", is_key=True),
-    Column("limit", "Limit"),
+    Column("limit", "Limit", is_key=True),
     Column("cap", "Cap"),
     Column("observed", "Observed"),
     Column("unit", "Unit", is_key=True),

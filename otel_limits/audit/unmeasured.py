@@ -49,13 +49,15 @@ def unmeasured_table(found: Iterable[Any]) -> Table:
             tokens[key] += int(row.tokens or 0)
     # By name for equal counts, so that the order is stable.
     in_order = sorted(calls, key=lambda key: (-calls[key], key))
+    has_names = any(not reason.startswith(("estimated: ", "unmeasured: ")) for *_, reason in calls)
+    names = " The reason contains the provider's names." if has_names else ""
     return Table(
         name="unmeasured",
         title="Calls without measured usage, or with tokens of unknown rates",
         columns=COLUMNS,
         rows=[(*key, calls[key], tokens[key]) for key in in_order],
         note="Estimated calls count an estimate, and unmeasured calls do not. Tokens of unknown "
-        "rates are counted, and their price is unknown. The reason contains the provider's names.",
+        f"rates are counted, and their price is unknown.{names}",
     )
 
 

@@ -64,7 +64,7 @@ COMMAND: Final = Column("command", "Command", "command", is_key=True)
 
 CHECKS: Final = (
     Column("check", "Check", "sentence", is_key=True),
-    Column("found", "Found", "count", is_key=True),
+    Column("found", "Affected", "count", is_key=True),
     Column("state", "State", is_key=True),
     Column("why", "Details", "sentence", is_key=True),
     COMMAND,
@@ -109,7 +109,7 @@ def verify(
     checks = [
         _integrity(inquiry, errors),
         _totals(inquiry, balance, findings),
-        _found(GAP, findings, "Every call of a finished invocation has its number"),
+        _found(GAP, findings, "Calls of finished invocations are numbered without gaps"),
         _found(TWICE, findings, "No call is counted twice or dropped"),
         _found(TOOLS, findings, "Every tool call of a finished invocation exists"),
         _found(AGENT, findings, "Every call has the agent of its invocation"),
@@ -128,8 +128,8 @@ def verify(
         )
         checks.append(_found(METRICS, findings, about))
     failed = [check.title for check in checks if check.state == FAILED]
-    names = [] if closes is None else closes.names
-    last = completeness(inquiry, balance, failed, names)
+    proven = "" if closes is None else closes.proven
+    last = completeness(inquiry, balance, failed, proven)
     return _answer(inquiry, checks, findings, last, closes)
 
 
@@ -213,6 +213,7 @@ class Closes:
             if not close.is_comparable
         ]
         self._inquiry = inquiry
+        self._days = {day for each in closes if each.is_comparable for day in each.document["days"]}
         self._found: list[tuple[str, Difference]] = []
         self.errors: list[str] = []
         """Why rows cannot be compared: SQLite stores values of any type."""
@@ -236,6 +237,17 @@ class Closes:
         days = Counter(kind for _, difference in self._found for kind in difference.counts)
         counts = ", ".join(f"{kind} on {number}" for kind, number in sorted(days.items()))
         return f"{counts} (days and tables)" if counts else ", ".join(self.names)
+
+    @property
+    def proven(self) -> str:
+        """Describe which days are as they were closed, if no check failed."""
+        from otel_limits.ledger.closing import GONE
+
+        pruned = {difference.day for _, difference in self._found if GONE in difference.counts}
+        days = f"closed days as in {', '.join(self.names)}"
+        if not pruned:
+            return days
+        return f"{days}, but {len(pruned):,} of {len(self._days):,} were pruned and not verified"
 
     def table(self) -> Table:
         """Build a table with a row per close, day, table and kind of difference."""

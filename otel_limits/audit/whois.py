@@ -86,13 +86,16 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
                 title="Hashes of the name",
                 columns=COLUMNS,
                 rows=rows,
-                note="Of a key with several parts, only values from baggage and attributes are "
-                "hashed. Its form follows from the policy file, or from recorded keys. For keys, "
-                "records are charges of calls and changes by operators, else invocations.",
+                note="Records: charges and operator changes of a quota key, otherwise invocations. "
+                "The form of a key follows from the policy file, or from recorded keys; only its "
+                "values from baggage and attributes are hashed.",
             )
         ],
         summary=" ".join(
-            filter(None, [f"The ledger {'contains' if is_known else 'lacks'} the name.", remark])
+            filter(
+                None,
+                [f"The ledger {'contains' if is_known else 'does not contain'} the name.", remark],
+            )
         ),
     )
 

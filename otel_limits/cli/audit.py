@@ -49,7 +49,8 @@ def add(commands: Any) -> None:
             "--format",
             choices=FORMATS,
             default="table",
-            help="output format (default: table)",
+            # An answer without tables is a file.
+            help=f"output format (default: {'table' if question.tables else 'YAML'})",
         )
         parser.add_argument(
             "--wide",

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 HELP: Final = """\
 Maintain the ledger: prune, export, import, reprice, merge.
+
+Set the ledger with --ledger or OTEL_LIMITS_LEDGER. The default is the ledger of otel-limits run in
+your data directory.
 """
 
 
@@ -267,6 +270,12 @@ def add_reprice(group: Any) -> None:
     parser = add_ledger_command(group, "reprice", REPRICE_TEXT, reprice)
     for option in SELECTION:
         add_option(parser, option)
+    parser.add_argument(
+        "--policy",
+        type=file_name,
+        metavar="FILE",
+        help="policy file with prices (default: OTEL_LIMITS_POLICY)",
+    )
     parser.add_argument("--all", action="store_true", help="include calls that have a price")
     parser.add_argument("--dry-run", action="store_true", help="only show what would change")
 
@@ -275,7 +284,7 @@ def reprice(arguments: Namespace) -> int:
     """Reprice calls, and print what changed."""
     from otel_limits.ledger.repricing import reprice as price_again
 
-    prices = _present_prices()
+    prices = _present_prices(arguments.policy)
     chosen = selection_of(arguments)
     with open_ledger(arguments) as database, working("Pricing") as work:
         done = price_again(
@@ -285,7 +294,7 @@ def reprice(arguments: Namespace) -> int:
     return 0
 
 
-def _present_prices() -> Prices:
+def _present_prices(policy: str | None) -> Prices:
     """Read the current prices.
 
     Raises:
@@ -294,7 +303,7 @@ def _present_prices() -> Prices:
     """
     from otel_limits.core.price_lookup import Prices, missing_prices
 
-    prices = Prices(valid_document().price_list())
+    prices = Prices(valid_document(policy).price_list())
     if not prices.available:
         raise LedgerError(f"Pricing {missing_prices()}")
     return prices
@@ -317,7 +326,10 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
         still = pluralize(calls, "model call still has", "model calls still have")
         models = ", ".join(sorted(done.still_unpriced))
         lines.append(f"{still} no price: {models}.")
-        lines.append("Missing prices can be set in the policy file under models.")
+        lines.append(
+            "Set their prices in USD per million tokens in the policy file, and run this again "
+            "with --policy: models: {NAME: {price: {input: 1, output: 2}}}"
+        )
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -170,7 +170,7 @@ KILL_HELP: Final = """\
 Kill active invocations in all processes that share the quota store.
 
 Streaming responses are cut off; running tools finish. The stop reason is "killed". Later
-invocations are not affected.
+invocations are not affected. Needs OTEL_LIMITS_QUOTA_STORE, the same as that of the agents.
 
   otel-limits kill --agent 'research-*'
 """

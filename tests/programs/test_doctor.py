@@ -65,7 +65,7 @@ def test_a_launcher_under_which_limits_hold_is_proven(
     assert found["spans"] == ("ok", "Received.")
     assert found["provider"][1] in {
         "opentelemetry.sdk.trace.TracerProvider.",
-        "otel_limits.otel.provider.FallbackProvider.",
+        "otel-limits' own provider.",
     }
     assert found["strands"][1].startswith("strands-agents 1.")
     assert status == 0

@@ -271,9 +271,15 @@ def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Itera
     ran = [report for report in reports if "error" not in report]
     yield from _shared([(each["name"], _source(each, launcher)) for each in ran])
     yield from _shared([(each["name"], _spans(each)) for each in ran])
-    yield from _shared([(each["name"], ok("provider", f"{each['provider']}.")) for each in ran])
+    yield from _shared([(each["name"], ok("provider", f"{_provider(each)}.")) for each in ran])
     for report in ran:
         yield from _apis(report)
+
+
+def _provider(report: Mapping[str, Any]) -> str:
+    """Name the tracer provider; the fallback has no name that users know."""
+    name = str(report["provider"])
+    return "otel-limits' own provider" if name.startswith("otel_limits.") else name
 
 
 def _shared(found: Sequence[tuple[str, Finding]]) -> Iterator[Finding]:

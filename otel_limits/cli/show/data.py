@@ -120,6 +120,7 @@ VALUES: Final[Mapping[CellKind, Mapping[str, Any]]] = {
     "date": STRING,
     "id": STRING,
     "count": {"type": ["integer", "null"]},
+    "amount": STRING,
     # As text, since a float would round it.
     "money": {**STRING, "pattern": r"^-?[0-9]+(\.[0-9]+)?$", "description": "USD"},
     "share": {**NUMBER, "description": "a fraction of 1"},

@@ -48,7 +48,7 @@ def show(answer: Answer, *, wide: bool = False) -> None:
             screen.print(_tree(table, screen.width))
         else:
             _print_table(screen, table, None if is_whole else screen.width)
-        if table.note:
+        if table.note and table.rows:
             screen.print(Text(table.note, style="dim italic"))
         screen.print()
     screen.print(Text(answer.about, style="dim"))
@@ -73,7 +73,8 @@ def _print_table(screen: Console, table: Table, width: int | None) -> None:
         screen.print(Text(title, style="dim"), Text(command), sep=": ", soft_wrap=True)
     if layout.left_out:
         columns = ", ".join(layout.left_out)
-        screen.print(Text(f"Hidden: {columns}. Show them with --wide.", style="dim italic"))
+        them = "them" if len(layout.left_out) > 1 else "it"
+        screen.print(Text(f"Hidden: {columns} (--wide shows {them}).", style="dim italic"))
 
 
 def _commands(table: Table) -> list[tuple[str, str]]:
@@ -125,7 +126,7 @@ def _line(table: Table, row: Sequence[Any], level: int | None) -> Text:
 
 
 # --- tables that fit the terminal -----------------------------------------------------------------
-# Numbers are never cut. If there is too little room, headings are folded, empty columns hidden,
+# Numbers are never cut. If there is too little room, empty columns are hidden, headings folded,
 # sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
 # keys. If even the keys do not fit, each value has its own line.
 #
@@ -150,7 +151,7 @@ class Layout:
     body: Sequence[str]
     total: Sequence[str]
     left_out: Sequence[str] = ()
-    """Titles of hidden columns."""
+    """Titles of hidden columns, without those that are empty."""
 
 
 @dataclass(slots=True)
@@ -233,10 +234,8 @@ def _narrowed(
         left_out.append(lane)
         lanes.remove(lane)
 
-    # A shortened name says less than a whole one, and an empty column says nothing.
-    for lane in sorted(lanes, key=lambda lane: -lane.folded):
-        if lane.is_empty and _needed([lane.folded for lane in lanes], gap) > width:
-            hide(lane)
+    # An empty column says nothing, so it is not named either.
+    lanes = [lane for lane in lanes if not lane.is_empty] or lanes
     for lane in lanes:
         lane.width = lane.least
     while _needed([lane.width for lane in lanes], gap) > width:

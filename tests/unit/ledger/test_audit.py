@@ -346,7 +346,7 @@ def test_cap_of_a_quota_has_its_unit(ledger: LedgerFile, ask: Ask) -> None:
     (row,) = ask("stops")["costliest_halted"]
     assert (row["cap"], row["observed"], row["unit"]) == ("10", "11", "model calls")
     (branch,) = ask("show", row["trace_id"])["tree"]
-    assert branch["halt"] == "halted at team (11 of 10 model calls)"
+    assert branch["halt"] == "halted at team (11 with this call, of 10 model calls)"
 
 
 def test_unpriced_calls_do_not_cost_zero(halts: LedgerFile, ask: Ask) -> None:

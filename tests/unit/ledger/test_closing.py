@@ -461,6 +461,10 @@ def test_pruned_rows_pass(
     status, found = compare(capsys, closed)
     assert (status, {kind for _, _, kind in found}) == (0, {"pruned"})
     assert len(found) == 13
+    main(["audit", "verify", "--against", str(closed)])
+    days = len(json.loads(closed.read_text())["days"])
+    said = f"closed days as in {closed.name}, but {days} of {days} were pruned and not verified"
+    assert said in capsys.readouterr().out
 
 
 DELETION = """

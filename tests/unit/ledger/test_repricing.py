@@ -150,7 +150,8 @@ def test_unknowable_price_stays_unpriced(
     assert capsys.readouterr().out == (
         "0 of 2 model calls were repriced.\n"
         "2 model calls still have no price: scripted.\n"
-        "Missing prices can be set in the policy file under models.\n"
+        "Set their prices in USD per million tokens in the policy file, and run this again with "
+        "--policy: models: {NAME: {price: {input: 1, output: 2}}}\n"
     )
 
 

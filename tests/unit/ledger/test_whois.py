@@ -110,7 +110,7 @@ def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
         ("key of a quota", "agents", "worker/ann", 0),
     }
     assert {(row["known"], row["first"]) for row in answer["whois"]} == {("no", None)}
-    assert answer["summary"] == "The ledger lacks the name."
+    assert answer["summary"] == "The ledger does not contain the name."
 
 
 def test_broken_policy_file_leaves_recorded_keys(
