@@ -39,6 +39,12 @@ from otel_limits.core.price import Price
 from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
 from otel_limits.ledger import rows
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.needs import QuotaNeed
+from otel_limits.quotas.quota import Quota
+from otel_limits.quotas.refusals import exceeded
+from otel_limits.quotas.store import CountState, Demand, Reply
+from otel_limits.quotas.windows import Windows
 from otel_limits.settings.table import PRESETS
 
 if TYPE_CHECKING:
@@ -282,20 +288,47 @@ def draw_tool(plan: Plan, chance: Random) -> DrawnTool:
     return DrawnTool(tool, status, is_again, round(0.1 + 1.5 * chance.random(), 3))
 
 
+TENANT_QUOTA: Final = Quota(
+    name="tenant-daily-usd",
+    unit="usd",
+    amount=2_000_000_000,
+    windows=Windows("day"),
+    key=Template(f"baggage.{TENANT}"),
+)
+TENANT_USED: Final = 1_987_000_000
+TENANT_NEEDS: Final = 14_000_000
+"""Billionths of a USD: the usage of a tenant, and what the refused call needs."""
+
+
+def quota_breach(tenant: str, now: float) -> Breach:
+    """Return the breach of a tenant's quota, in the words of a real one."""
+    key = TENANT_QUOTA.key.key(TENANT_QUOTA.name, lambda _: tenant)
+    limit = TENANT_QUOTA.amount
+    need = QuotaNeed(
+        TENANT_QUOTA, key, limit, TENANT_NEEDS, at_most=False, certain=True, model="", action="halt"
+    )
+    state = CountState(TENANT_USED, 0, limit)
+    demand = Demand(count=TENANT_QUOTA.count(key, now), amount=TENANT_NEEDS, limit=limit)
+    return exceeded(need, demand, Reply("refused", now, (state,), (0,)), state)
+
+
 def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
     """Create the stop event, with the totals of all calls."""
     incident = plan.incident
     costs = [call.price or NO_COST for call in done.calls]
     sentence = ""
+    breach = incident.breach if incident else None
+    if breach is not None and breach.limit == TENANT_QUOTA.name:
+        breach = quota_breach(plan.tenant, done.at)
     if incident is not None:
-        breaches = (incident.breach,) if incident.breach else ()
+        breaches = (breach,) if breach else ()
         sentence = for_operator(
             plan.agent.name, Verdict(incident.reason, breaches), incident.action
         )
     return Stop(
         reason=incident.reason if incident else "end_turn",
         action=incident.action if incident else "none",
-        breach=incident.breach if incident else None,
+        breach=breach,
         sentence=sentence,
         turns=plan.turns,
         usage=done.usage,
