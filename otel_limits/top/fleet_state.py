@@ -200,7 +200,7 @@ class UsageRates:
     """Current usage rates.
 
     Args:
-        follower: What was counted.
+        follower: Source of the counts.
         now: The end of the windows, in seconds since the epoch.
         rate_seconds: Window of turn and token rates.
         least_seconds: Minimum window of a rate.
