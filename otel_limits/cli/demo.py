@@ -20,8 +20,8 @@ the OpenAI Agents SDK.
 With --serve, runs a fleet of such agents until Ctrl-C, with metrics, quotas and a ledger in a new
 temporary directory, to try `otel-limits top`, `otel-limits audit` and dashboards on.
 
-With --record, writes a sample ledger instead: four weeks of a fleet of agents, to try
-`otel-limits audit` on.
+With --record, writes a sample ledger and its policy file instead: four weeks of a fleet of agents,
+to try `otel-limits audit` on.
 """
 
 FAILED: Final = 1
@@ -42,7 +42,11 @@ def add(commands: Any) -> None:
         const=DEFAULT_PORT,
         help=f"run a fleet, with /metrics on this PORT (default: {DEFAULT_PORT})",
     )
-    kinds.add_argument("--record", metavar="DIR", help="write a sample ledger to DIR/ledger.db")
+    kinds.add_argument(
+        "--record",
+        metavar="DIR",
+        help="write a sample ledger to DIR/ledger.db, with DIR/limits.yaml",
+    )
     kinds.add_argument("--json", action="store_true", help="print JSON only")
 
 
@@ -50,8 +54,9 @@ def demo(options: Namespace) -> int:
     """Run the demo or write the sample ledger."""
     if options.record is not None:
         from otel_limits.demo.sample_fleet import record
+        from otel_limits.demo.serve import live_policy
 
-        return record(options.record)
+        return record(options.record, live_policy())
     if (missing := missing_framework()) is not None:
         return refuse([missing], FAILED)
     framework = installed_frameworks()[0]

@@ -480,6 +480,7 @@ BAD_ARGUMENT: Final = 2
 
 QUESTIONS: Final = (
     ("spend --by agent", "cost by agent"),
+    ("budget", "use of each quota"),
     ("stops", "stop reasons and the costliest halts"),
     ("loops", "repeated tool calls and their cost"),
     ("anomalies", "days with unusual spend or turns"),
@@ -489,8 +490,8 @@ QUESTIONS: Final = (
 )
 
 
-def record(directory: str) -> int:
-    """Write the sample ledger to a directory and print example queries.
+def record(directory: str, policy: Mapping[str, Any]) -> int:
+    """Write the sample ledger and its policy file to a directory, and print example queries.
 
     Returns:
         The exit status: 2 if the directory has a ledger or is not writable.
@@ -503,6 +504,7 @@ def record(directory: str) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         counts = write_ledger(path, today)
+        policy_path = write_policy(path.parent, policy)
     except OSError as error:
         return _refuse(f"Cannot write {path}: {error.strerror or error}.")
     sys.stdout.write(
@@ -511,6 +513,7 @@ def record(directory: str) -> int:
         f"{counts[rows.INVOCATIONS] // 2} invocations, {counts[rows.MODEL_CALLS]:,} model calls, "
         f"{counts[rows.TOOL_CALLS]:,} tool calls. The data is simulated; the prices are real.\n\n"
         f"export OTEL_LIMITS_LEDGER={path}\n"
+        f"export OTEL_LIMITS_POLICY={policy_path}\n"
     )
     width = max(len(question) for question, _ in QUESTIONS)
     for question, meaning in QUESTIONS:
@@ -521,6 +524,19 @@ def record(directory: str) -> int:
 def _refuse(sentence: str) -> int:
     sys.stderr.write(f"otel-limits demo: {sentence}\n")
     return BAD_ARGUMENT
+
+
+def write_policy(directory: Path, policy: Mapping[str, Any]) -> Path:
+    """Write the policy file of the fleet, unless the directory has one; return its path.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = directory / "limits.yaml"
+    if not path.exists():
+        # JSON is YAML, too.
+        path.write_text(f"{json.dumps(policy, indent=2)}\n", encoding="utf-8")
+    return path
 
 
 def write_ledger(path: Path, today: date) -> Counter[str]:

@@ -78,8 +78,11 @@ def test_forecast_and_suggestions_have_enough_data(
         assert (f'  "{agent}":  # from ' in suggested) is (agent not in halted_too_often)
 
 
-def test_printed_commands_work(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_commands_work(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Users copy them."""
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(directory / "limits.yaml"))
     for question, _ in QUESTIONS:
         words = ["audit", *question.split(), "--ledger", str(directory / "ledger.db")]
         assert main(words) == 0, capsys.readouterr()
