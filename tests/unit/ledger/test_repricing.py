@@ -184,3 +184,12 @@ def test_a_mistake_in_the_policy_file_is_a_refusal(
         f"otel-limits: {policy}:2: Unknown key agent. Did you mean agents?\n"
     )
     assert recorded.calls() == calls
+
+
+def test_prices_can_be_of_another_policy_file(
+    recorded: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of `--policy` is read instead of that of the environment."""
+    (tmp_path / "other.yaml").write_text(PRICE.format(3))
+    assert main(["ledger", "reprice", "--policy", str(tmp_path / "other.yaml")]) == 0
+    assert "2 of 2 model calls were repriced." in capsys.readouterr().out
