@@ -881,7 +881,7 @@ def test_check_lists_the_mistakes_of_the_file(
     assert main(["check"]) == 1
     _, *mistakes, unlimited = capsys.readouterr().err.splitlines()
     assert [s.split(" ")[1] for s in mistakes] == [f"{path}:1:", f"{path}:2:"]
-    assert "No limits" in unlimited
+    assert unlimited == f"otel-limits: {path} was rejected, so none of its limits apply."
 
 
 def test_run_refuses_a_bad_file(
