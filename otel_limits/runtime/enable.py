@@ -263,7 +263,7 @@ def _warn(reading: Reading, source: Source) -> None:
         f"{name}={reading.values[name]}" for name, of in reading.sources.items() if of == preset
     ]
     # Under `otel-limits run`, the line at the first call names the preset and its limits.
-    if caps and source != "run":
+    if caps and (source != "run" or reading.settings.quiet):
         logger.warning("otel-limits: preset %r sets %s.", reading.settings.preset, ", ".join(caps))
 
 

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.skipif(
 def test_date_is_known_without_importing_the_list(releases: dict[str, date]) -> None:
     """Loading it would double the time and the memory of an audit."""
     code = (
-        "import datetime, sys; from otel_limits.core import list_date;"
-        f"list_date.RELEASED = {releases!r};"
-        "shown = list_date.list_in_use(); list_date.old_list();"
+        "import datetime, sys; from otel_limits.core import catalogue;"
+        f"catalogue.RELEASED = {releases!r};"
+        "shown = catalogue.list_in_use(); catalogue.old_list();"
         "sys.exit(' of ' not in shown or 'genai_prices' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -53,6 +53,7 @@ def findings(ended: Ended) -> tuple[int, dict[str, tuple[str, str]]]:
         ("python through.py", "through.py", "strands"),
         ("python broken.py", "broken.py", ""),
         ("python elsewhere/own.py", "own.py", ""),
+        ("python near.py", "near.py", ""),
         ("python -m missing", "", ""),
         ("python", "", ""),
         ("./serve --all", "serve", "openai-agents"),
@@ -81,6 +82,8 @@ def test_imports_of_a_program_are_read(
         "broken.py": "import strands\nclass\n",
         "elsewhere/own.py": "import agents\n",
         "elsewhere/agents/__init__.py": "",
+        "near.py": "import otel_limits\n",  # next to a checkout
+        "otel_limits/__init__.py": "import agents\n",
         "dependencies/made_of_strands/__init__.py": "import agents",
         "dependencies/made_of_strands-1.dist-info/METADATA": "Name: made-of-strands\n"
         "Requires-Dist: strands-agents>=1\nRequires-Dist: langgraph; extra == 'all'\n",

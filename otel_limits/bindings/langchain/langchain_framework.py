@@ -131,7 +131,7 @@ class LangChainFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run a graph with a scripted model."""
-        from otel_limits.bindings.langchain.scripted_chat_model import run_script
+        from otel_limits.bindings.langchain.scripted_graph import run_script
 
         return run_script(run)
 

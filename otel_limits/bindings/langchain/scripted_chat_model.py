@@ -1,4 +1,4 @@
-"""A scripted chat model for LangChain, and graphs of the commands `doctor` and `demo`."""
+"""A scripted chat model for LangChain."""
 
 from __future__ import annotations
 
@@ -7,24 +7,20 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.tools import StructuredTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
-from langgraph.graph import END, START, MessagesState, StateGraph
-from langgraph.prebuilt import ToolNode
 from pydantic import PrivateAttr
 
-from otel_limits.bindings.langchain.halt_marks import markers_of
-from otel_limits.bindings.script import MOST_TURNS, details_in
+from otel_limits.bindings.script import details_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from langchain_core.messages import BaseMessage
     from langchain_core.runnables import Runnable
 
-    from otel_limits.bindings.script import Answer, ScriptedRun
+    from otel_limits.bindings.script import Answer
 
 
 CACHED = ("cache_read", "cache_creation")
@@ -137,39 +133,3 @@ def _chunks(answer: Answer, call: int) -> Iterator[AIMessageChunk]:
         yield AIMessageChunk(content="", tool_call_chunks=[part])
     if answer.error is None and answer.usage is not None:
         yield AIMessageChunk(content="", usage_metadata=_usage(answer))
-
-
-# --- graphs of `doctor` and `demo` ----------------------------------------------------------------
-# Of LangGraph alone, as LangChain may be missing.
-
-
-def run_script(run: ScriptedRun) -> tuple[int, str]:
-    """Run a graph until its script ends or it is halted."""
-    model = ScriptedChatModel(run.script, model=run.model)
-
-    def think(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [model.invoke(state["messages"])]}
-
-    def further(state: MessagesState) -> str:
-        last = state["messages"][-1]
-        return "tools" if isinstance(last, AIMessage) and last.tool_calls else END
-
-    graph = StateGraph(MessagesState)
-    graph.add_node("think", think)
-    graph.add_node("tools", ToolNode([make_tool(*each) for each in run.tools.items()]))
-    graph.add_edge(START, "think")
-    graph.add_conditional_edges("think", further)
-    graph.add_edge("tools", "think")
-    compiled = graph.compile(name=run.agent)
-    state = compiled.invoke({"messages": [HumanMessage("go")]}, {"recursion_limit": MOST_TURNS})
-    stops = markers_of(state)
-    return model.calls, stops[-1]["reason"] if stops else "end_turn"
-
-
-def make_tool(name: str, action: Callable[[], str]) -> StructuredTool:
-    """Make a tool that calls a function without arguments."""
-
-    def act(query: str = "") -> str:  # noqa: ARG001  it tells calls apart
-        return action()
-
-    return StructuredTool.from_function(act, name=name, description=name)

@@ -158,7 +158,7 @@ class OpenAIAgentsFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run an agent with a scripted model."""
-        from otel_limits.bindings.openai_agents.scripted_agents_model import run_script
+        from otel_limits.bindings.openai_agents.scripted_agent_run import run_script
 
         return run_script(run)
 

@@ -1,14 +1,13 @@
-"""A scripted model for the SDK, and agents of the commands `doctor` and `demo`."""
+"""A scripted model for the OpenAI Agents SDK."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from agents import Agent, ModelResponse, RunConfig, Runner, Usage, function_tool
+from agents import ModelResponse, Usage
 from agents.models.fake_id import FAKE_RESPONSES_ID
 from agents.models.interface import Model
 from openai.types.responses import (
@@ -23,15 +22,12 @@ from openai.types.responses import (
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
 from otel_limits.bindings.openai_agents.halt_responses import message_of
-from otel_limits.bindings.openai_agents.run_marks import markers_of
-from otel_limits.bindings.script import MOST_TURNS, details_in
+from otel_limits.bindings.script import details_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Iterable
 
-    from agents import Tool
-
-    from otel_limits.bindings.script import Answer, ScriptedRun
+    from otel_limits.bindings.script import Answer
 
 
 CACHED = ("cached_tokens", "cache_write_tokens")
@@ -173,29 +169,3 @@ def _streamed_usage(answer: Answer) -> ResponseUsage | None:
         input_tokens_details=_details(answer),
         output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
     )
-
-
-# --- agents of `doctor` and `demo` ----------------------------------------------------------------
-
-
-def run_script(run: ScriptedRun) -> tuple[int, str]:
-    """Run an agent until its script ends or it is halted."""
-    model = ScriptedAgentsModel(run.script, run.model)
-    tools = [make_tool(*each) for each in run.tools.items()]
-    agent = Agent(name=run.agent, model=model, tools=tools)
-    # Without tracing, which would send the run to OpenAI.
-    config = RunConfig(tracing_disabled=True)
-    # Not by `run_sync`, which leaves its event loop open.
-    result = asyncio.run(Runner.run(agent, "go", max_turns=MOST_TURNS, run_config=config))
-    stops = markers_of(result)
-    return model.calls, stops[-1]["reason"] if stops else "end_turn"
-
-
-def make_tool(name: str, action: Callable[[], str]) -> Tool:
-    """Make a tool that calls a function without arguments."""
-
-    @function_tool(name_override=name, description_override=name)
-    def act(query: str = "") -> str:  # noqa: ARG001  it tells calls apart
-        return action()
-
-    return act

@@ -1,4 +1,4 @@
-"""A scripted model for Strands, and agents of the commands `doctor` and `demo`."""
+"""A scripted model for Strands."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ import json
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel
-from strands import Agent, tool
 from strands.models import Model
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 
     from strands.types.content import Messages
     from strands.types.streaming import StreamEvent
-    from strands.types.tools import AgentTool, ToolSpec
+    from strands.types.tools import ToolSpec
 
-    from otel_limits.bindings.script import Answer, ScriptedRun
+    from otel_limits.bindings.script import Answer
 
 
 T = TypeVar("T", bound=BaseModel)
@@ -111,25 +110,3 @@ def _events(answer: Answer, call: int) -> Iterator[StreamEvent]:
     if answer.usage is not None:
         usage: Any = dict(answer.usage)
         yield {"metadata": {"usage": usage, "metrics": {"latencyMs": 1}}}
-
-
-# --- agents of `doctor` and `demo` ----------------------------------------------------------------
-
-
-def run_script(run: ScriptedRun) -> tuple[int, str]:
-    """Run an agent until its script ends or it is halted."""
-    model = ScriptedModel(run.script, run.model)
-    tools = [make_tool(*each) for each in run.tools.items()]
-    agent = Agent(model=model, tools=[*tools], name=run.agent, callback_handler=None)
-    reason = str(agent("go").stop_reason)
-    return model.calls, reason
-
-
-def make_tool(name: str, action: Callable[[], str]) -> AgentTool:
-    """Make a tool that calls a function without arguments."""
-
-    @tool(name=name, description=name)
-    def act(query: str = "") -> str:  # noqa: ARG001  it tells calls apart
-        return action()
-
-    return act

@@ -120,7 +120,7 @@ class StrandsFramework(BaseFramework):
 
     def run_script(self, run: ScriptedRun) -> tuple[int, str]:
         """Run an agent with a scripted model."""
-        found: tuple[int, str] = _module("scripted_model").run_script(run)
+        found: tuple[int, str] = _module("scripted_agent").run_script(run)
         return found
 
 

@@ -194,10 +194,12 @@ def _foreign_packages(sources: Iterable[_Source], folders: Sequence[Path]) -> se
             continue
         seen.add(source)
         for name in _imports(source):
-            own = list(_own_module(name, folders))
+            package = name.partition(".")[0]
+            # A checkout of otel-limits next to the program is not a part of it.
+            own = [] if package == "otel_limits" else list(_own_module(name, folders))
             waiting += own
             if not own:
-                foreign.add(name.partition(".")[0])
+                foreign.add(package)
     return foreign
 
 
