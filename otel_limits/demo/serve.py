@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -81,7 +82,7 @@ A day of their work takes a minute. {burning} burns money: its action is observe
 Limits, prices and quotas are in limits.yaml. It can be edited while they run.
 
 In another terminal:
-  cd {directory}
+{activate}  cd {directory}
   otel-limits top --scrape http://{address}/metrics
   otel-limits audit spend --by agent --ledger ledger.db
   otel-limits dashboards export dashboards   # import grafana/dashboards/*.json into Grafana
@@ -128,6 +129,7 @@ def serve(framework: Framework, port: int) -> int:
             agents=len(AGENTS),
             release=release(framework),
             burning=" and ".join(BURNING),
+            activate=_activation(),
             directory=directory,
             address=address,
             scrape=scrape,
@@ -149,6 +151,13 @@ def refuse(sentence: str, status: int = BAD_ARGUMENT) -> int:
     """Print why the fleet does not run; return the exit status."""
     sys.stderr.write(f"otel-limits demo: {sentence}\n")
     return status
+
+
+def _activation() -> str:
+    """Return the line that makes `otel-limits` a command in a new terminal, if one is needed."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    is_needed = sys.prefix != sys.base_prefix and script.exists()
+    return f"  . {shlex.quote(str(script))}\n" if is_needed else ""
 
 
 def make_directory(scrape: str) -> Path:

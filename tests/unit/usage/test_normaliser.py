@@ -207,6 +207,8 @@ def test_the_usage_of_a_vendor(case: str) -> None:
 def test_a_whole_response() -> None:
     """The usage is found where a vendor's response has it."""
     assert record_of_response({"usage": OPENAI}, "openai").usage.total == 120
+    summed = {"usage": OPENAI, "total_tokens": 5_000}  # of a conversation
+    assert record_of_response(summed, "openai").usage.total == 120
     assert record_of_response({"prompt_eval_count": 3, "eval_count": 2}, "ollama").usage.total == 5
     assert record_of_response({"choices": []}, "openai").sure == "missing"
 
