@@ -42,6 +42,8 @@ def test_fleet_has_metrics_and_a_ledger_until_ctrl_c(tmp_path: Path) -> None:
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
             metrics = answer.read().decode()
         directory = Path(next(line.removeprefix("cd ") for line in lines if line[:3] == "cd "))
+        activate = BIN / "activate"
+        assert (f". {activate}" in lines) is activate.exists()
         commands = [line.split()[1:] for line in lines if line.startswith("otel-limits ")]
         top, spend, _ = ([*words] for words in commands)
         ran = [
