@@ -335,7 +335,7 @@ FRACTIONS: Final = CheckedKind[tuple[float, ...]](
 
 def _true_or_false(text: str) -> bool:
     if text.lower() not in ("true", "false"):  # as in OpenTelemetry
-        raise InvalidValueError("Using false.")
+        raise InvalidValueError
     return text.lower() == "true"
 
 

@@ -1,4 +1,4 @@
-"""Follows the invocations of graphs: their begin, each step, and their end."""
+"""Follows the invocations of graphs, from their start to their end."""
 
 from __future__ import annotations
 
