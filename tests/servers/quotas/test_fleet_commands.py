@@ -440,7 +440,7 @@ def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     shown = " ".join(run("quotas")[1].split())
     assert "Block reason" in shown
     assert " blocked unpaid, = since 1 October" in shown
-    assert run("quotas", "unblock", *arguments)[0] == 0
+    assert run("quotas", "unblock", "tenants", stop.quota.key)[0] == 0
     with carrying(tenant__id="acme"):
         assert used("go").stop_reason == "end_turn"
     assert run("quotas", "unblock", *arguments)[0] == 2
