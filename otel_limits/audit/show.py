@@ -17,18 +17,19 @@ from otel_limits.audit.policies import OF_AGENTS, limits_table
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import Sums
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.limits import LOOP_LIMITS, Breach, kind_of
+from otel_limits.core.events import CUT_SHORT
+from otel_limits.core.limits import LOOP_LIMITS, STOP_REASONS, Breach, kind_of
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.rows import MICROSECONDS, known_cost
+from otel_limits.ledger.rows import LOST, MICROSECONDS, known_cost
 
 # --- the question ---------------------------------------------------------------------------------
 
 HALTS: Final[Mapping[str, str]] = {
     "halted": "halted",
     "raised": "halted and raised",
-    "wrapped_up": "halted, then a final answer",
+    "wrapped_up": "wrapped up",
     "observed": "would-be halt",
     "killed": "killed",
 }
@@ -217,11 +218,12 @@ def summary(branches: Sequence[Branch], tools: ToolCalls) -> str:
     text = first.row.halt or _sentence(first.row)
     if first.row.breach_limit in LOOP_LIMITS:
         text += _repeated(group_repeats(tools.get(first.row.id, ())))
+    text += _end_of(first.row)
     # Turns of the whole branch, as its usage is too.
     turns = sum(branch.row.turns or 0 for _, branch in walk(first))
     subject = "It and its sub-agents" if first.children else "It"
     text += f" {subject} had used {_spent(first)} in {pluralize(turns, 'turn')}"
-    others = len(halted) - 1
+    others = sum(branch.row.action in CUT_SHORT for branch in halted[1:])
     more = pluralize(others, "more invocation of the tree was", "more invocations of the tree were")
     return text + (f"; {more} halted." if others else ".")
 
@@ -250,11 +252,20 @@ def _sentence(row: Any) -> str:
     return for_operator(row.agent, Verdict(row.reason, (breach,) if breach else ()), row.action)
 
 
+def _end_of(row: Any) -> str:
+    """Describe an end other than by the halt, e.g. of an invocation that failed after it."""
+    # No end yet, or a reason of otel-limits: the halt's own.
+    if row.reason is None or row.reason in STOP_REASONS:
+        return ""
+    return f" The invocation ended with {row.reason}."
+
+
 def _unhalted(branch: Branch) -> str:
     row = branch.row
     # A killed process records no end of its invocations.
-    if row.ended_us is None:
-        return f"{row.agent} has no recorded end; current usage: {_spent(branch)}."
+    if row.ended_us is None or row.action == LOST:
+        ended = f"{row.agent} has no recorded end, so a halt is unknown"
+        return f"{ended}. Recorded usage: {_spent(branch)}."
     turns = pluralize(row.turns or 0, "turn")
     ended = f"{row.agent} ended with {row.reason} after {turns}"
     return f"{ended} without a halt. It used {_spent(branch)}."

@@ -131,7 +131,9 @@ def for_operator(agent: str, verdict: Verdict, action: str) -> str:
     return " ".join(filter(None, about))
 
 
-WRAPPED_UP_REMARK: Final = "The agent then gave a final answer."
+# The invocation may still fail: it was wrapped up once the model has answered.
+WRAPPED_UP_REMARK: Final = "The model then wrote a final answer."
+CANCELLED_REMARK: Final = "Its final answer was cancelled."
 EMPTY_REMARK: Final = "Its final answer was empty."
 TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 

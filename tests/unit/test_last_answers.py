@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from strands import Agent, tool
 from strands.handlers import PrintingCallbackHandler
-from strands.hooks import AfterInvocationEvent
+from strands.hooks import AfterInvocationEvent, BeforeModelCallEvent
 from strands.middleware import InvokeModelStage
 from strands.multiagent import GraphBuilder
 from strands.types.events import ModelStopReason
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, enable
+from otel_limits.core.texts import CANCELLED_REMARK
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
 if TYPE_CHECKING:
@@ -197,6 +198,21 @@ def test_answer_with_only_reasoning_is_replaced(make_agent: MakeAgent) -> None:
     enable(Limits(max_turns=1), action="wrap_up")
     result = make_agent(Thinking([uses("search")]))("go")
     assert (result.stop_reason, otel_limits.is_synthetic(result.message)) == ("max_turns", True)
+
+
+def test_cancelled_answer_is_reported_as_such(make_agent: MakeAgent) -> None:
+    """The model did not write the text of a cancelled response."""
+    enable(Limits(max_turns=1), action="wrap_up")
+    agent = make_agent(ScriptedModel([uses("search"), says("never read")]))
+
+    def cancel(event: BeforeModelCallEvent) -> None:
+        if len(event.agent.messages) > 1:
+            agent.cancel()
+
+    agent.hooks.add_callback(BeforeModelCallEvent, cancel)
+    stop = otel_limits.stop_of(agent("go"))
+    assert stop is not None
+    assert CANCELLED_REMARK in stop.sentence
 
 
 def test_resuming_hook_does_not_replace_the_last_answer(make_agent: MakeAgent) -> None:

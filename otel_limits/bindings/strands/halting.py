@@ -13,7 +13,7 @@ from otel_limits.bindings.span_writer import write_halt
 from otel_limits.bindings.strands.marks import SPANS, mark
 from otel_limits.bindings.strands.private import EventLoopStopEvent
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.texts import EMPTY_REMARK
+from otel_limits.core.texts import CANCELLED_REMARK, EMPTY_REMARK
 from otel_limits.otel.semconv import MODEL_CALL_PREFIXES
 
 if TYPE_CHECKING:
@@ -167,6 +167,8 @@ def _end(
         last = finish_with_answer(answer, invocation, invocation.wrapping)
         if is_ours(last.message, invocation, invocation.wrapping):
             invocation.wrapping = replace(invocation.wrapping, remark=EMPTY_REMARK)
+        elif answer.stop_reason == "cancelled":
+            invocation.wrapping = replace(invocation.wrapping, remark=CANCELLED_REMARK)
     invocation.leg.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
     if streamed and last is not answer:

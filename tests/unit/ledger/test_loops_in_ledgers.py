@@ -172,6 +172,8 @@ def test_show_opens_with_what_halted_it(
 CAP = "by max_turns: 1 of 1 turns used."
 OPERATOR = "Agent 'worker' was killed."
 GOES_ON = "Continuing because the action is observe."
+ENDED = "The invocation ended with"
+WROTE = WRAPPED_UP_REMARK
 AGAIN = "Run the agent again to continue, or raise the limit."
 OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
 
@@ -186,14 +188,22 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
         ),
         (
             Entry(action="observed", breach=OBSERVED),
-            f"Agent 'worker' would have been halted {CAP} {GOES_ON} It had used",
+            f"Agent 'worker' would have been halted {CAP} {GOES_ON} {ENDED} end_turn. It had used",
         ),
         (
-            Entry(action="wrapped_up", breach=OBSERVED),
-            f"Agent 'worker' was halted {CAP} {WRAPPED_UP_REMARK} {AGAIN} It had used",
+            Entry(reason="max_turns", action="wrapped_up", breach=OBSERVED),
+            f"Agent 'worker' was halted {CAP} {WROTE} {AGAIN} It had used",
+        ),
+        (
+            Entry(reason="error", action="wrapped_up", breach=OBSERVED),
+            f"Agent 'worker' was halted {CAP} {WROTE} {AGAIN} {ENDED} error. It had used",
+        ),
+        (
+            Entry(reason="lost", action="lost"),
+            "worker has no recorded end, so a halt is unknown. Recorded usage:",
         ),
     ],
-    ids=["ended", "killed", "observed", "wrapped up"],
+    ids=["ended", "killed", "observed", "wrapped up", "failed after its answer", "lost"],
 )
 def test_the_sentence_of_other_ends(
     ledger: LedgerFile, capsys: Output, entry: Entry, said: str
@@ -212,6 +222,8 @@ def test_a_tree_names_its_first_halt_and_counts_the_others(
         ledger.address, Entry(agent="low", parent=parent, **LOOPED),
         Entry(agent="lower", parent=parent, **LOOPED), first=10,
     )  # fmt: skip
+    observed = Entry(agent="observed", parent=parent, action="observed", breach=OBSERVED)
+    write(ledger.address, observed, first=20)
     said = asked(capsys, "show", "00000001")["summary"]
     assert said.startswith("Agent 'low' was halted by max_identical_tool_calls: 3 of 3 calls.")
     assert said.endswith(
@@ -250,7 +262,7 @@ def test_an_open_tree_has_a_sentence_too(
         connection.execute("UPDATE otel_limits_invocations SET ended_us = NULL, reason = NULL")
     connection.close()
     said = asked(capsys, "show", "00000001")["summary"]
-    assert said == "worker has no recorded end; current usage: 120 tokens."
+    assert said == "worker has no recorded end, so a halt is unknown. Recorded usage: 120 tokens."
 
 
 @pytest.mark.parametrize(
