@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.question import AuditQuery, Question
 from otel_limits.audit.sums import property_of
-from otel_limits.core.limits import EXTENSION, PREFIX, PRESET, RUN
+from otel_limits.core.limits import EXTENSION, PREFIX, PRESET, RUN, setting_of
 from otel_limits.ledger.rows import IN_FORCE, caps_in
 
 # --- limits of an invocation ----------------------------------------------------------------------
@@ -84,8 +84,8 @@ def source_of(origin: str) -> tuple[str | None, str | None]:
         return "environment", origin
     if origin.startswith(RUN):
         return "option", origin
-    if origin == EXTENSION:
-        return "answer", None
+    if origin.startswith(EXTENSION):
+        return "answer", setting_of(origin) or None
     return ("file" if FILE.fullmatch(origin) else "code"), origin
 
 

@@ -620,18 +620,40 @@ PRESET: Final = "preset "
 RUN: Final = "otel-limits run"
 """The command that an option belongs to, as the first words of its origin."""
 
-EXTENSION: Final = "the answer that extended it"
-"""The origin of a limit that a person extended."""
+EXTENSION: Final = "an answer"
+"""The beginning of the origin of a limit that a person extended."""
+
+
+def extended_origin(cap: Number | None, origin: str) -> str:
+    """Return the origin of a limit that an answer extended.
+
+    Args:
+        cap: The cap until then, if there was one.
+        origin: Where that is set, if known; or its origin, if an earlier answer extended it.
+    """
+    if cap is None or origin.startswith(EXTENSION):
+        return origin or EXTENSION
+    return f"{EXTENSION}, from {shortest(cap)}" + (f" in {origin}" if origin else "")
+
+
+def setting_of(origin: str) -> str:
+    """Return where a limit is set, also of one that an answer extended; empty if unknown."""
+    return origin.partition(" in ")[2] if origin.startswith(EXTENSION) else origin
+
+
+def caps_by_name(limits: Limits) -> dict[str, Any]:
+    """Return each cap by its name, of single tools by `max_calls_per_tool.search`."""
+    return {
+        f"{name}.{tool}" if tool else name: each
+        for name, cap in limits.items()
+        for tool, each in (cap.items() if isinstance(cap, Mapping) else [("", cap)])
+    }
 
 
 def origins_of(limits: Limits, origin: str, prefix: str = "") -> dict[str, str]:
     """Return the origin of each cap, for caps of single tools by tool."""
-    origins: dict[str, str] = {}
-    for name, cap in limits.items():
-        # Two places can each cap different tools, and both apply.
-        names = [f"{name}.{tool}" for tool in cap] if isinstance(cap, Mapping) else [name]
-        origins |= dict.fromkeys((prefix + each for each in names), origin)
-    return origins
+    # By tool, as two places can each cap different tools, and both apply.
+    return dict.fromkeys((prefix + name for name in caps_by_name(limits)), origin)
 
 
 def file_name(path: str) -> str:

@@ -20,6 +20,8 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     Breach,
     Limits,
+    caps_by_name,
+    extended_origin,
     origins_of,
     require_limits,
     require_shared,
@@ -291,6 +293,22 @@ class Policy:
                 **origins_of(own.tree, own.origin, TREE_PREFIX),
                 **origins_of(own.conversation, own.origin, CONVERSATION_PREFIX),
             },
+        )
+
+    def extended_to(self, caps: Limits, prefix: str = "") -> Policy:
+        """Return this policy with caps to which an answer has extended limits.
+
+        Args:
+            caps: The caps.
+            prefix: That of the limits, if they are those of a conversation.
+        """
+        now, sources = caps_by_name(self.limits), self.sources(prefix)
+        origins = {
+            prefix + name: extended_origin(now.get(name), sources.get(prefix + name, ""))
+            for name in caps_by_name(caps)
+        }
+        return replace(
+            self, limits=caps.merged_over(self.limits), origins={**self.origins, **origins}
         )
 
     def origin_of(self, limit: str, tool: str | None = None) -> str:

@@ -36,6 +36,7 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     USD,
     kind_of,
+    setting_of,
 )
 from otel_limits.core.wording import shortest
 
@@ -157,8 +158,8 @@ def usage_of(breach: Breach) -> str:
 
 def origin_of(breach: Breach) -> str:
     """End a sentence, and add where its limit is set, if known."""
-    if breach.origin == EXTENSION:
-        return ". The limit was extended by an answer."
+    if breach.origin.startswith(EXTENSION):
+        return f". The limit was extended by {breach.origin}."
     return f". The limit is set in {breach.origin}." if breach.origin else "."
 
 
@@ -198,8 +199,7 @@ NEW_TASK: Final = "{} a new message to begin a new task"
 
 
 def _raise(breach: Breach) -> str:
-    # A limit cannot be changed in the answer that has extended it.
-    there = " there" if breach.origin not in ("", EXTENSION) else ""
+    there = " there" if setting_of(breach.origin) else ""
     # The tree is exhausted: the agent would be halted immediately if called again within it.
     if breach.limit.startswith(TREE_PREFIX):
         again = f"send {NEW_TASK.format('the root agent')}" if breach.resumes else RUN_ROOT

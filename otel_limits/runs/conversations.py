@@ -7,11 +7,11 @@ import json
 import logging
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.labels import quoted
-from otel_limits.core.limits import CONVERSATION_PREFIX, EXTENSION, Limits, origins_of
+from otel_limits.core.limits import CONVERSATION_PREFIX, Limits
 from otel_limits.core.usage import NO_COST, Tally
 from otel_limits.core.values import FrozenDict
 from otel_limits.runs.budget import Budget
@@ -98,10 +98,9 @@ class Conversation(Budget):
         """Apply the caps that are set now, which may have changed since the last message."""
         policy = policy.conversation_policy()
         if self.granted:
-            caps = {name: cap + self.granted.get(name, 0) for name, cap in policy.limits.items()}
-            raised = origins_of(Limits(**self.granted), EXTENSION, CONVERSATION_PREFIX)
-            origins = {**policy.origins, **raised}
-            policy = replace(policy, limits=Limits(**caps), origins=origins)
+            now = dict(policy.limits.items())
+            caps = {name: now[name] + more for name, more in self.granted.items() if name in now}
+            policy = policy.extended_to(Limits(**caps), CONVERSATION_PREFIX)
         self.policy = policy
 
     def extend(self, more: Limits) -> None:
@@ -111,9 +110,7 @@ class Conversation(Budget):
         caps = {name: cap for name, cap in used.items() if cap > now.get(name, cap)}
         for name, cap in caps.items():
             self.granted[name] = self.granted.get(name, 0) + cap - now[name]
-        origins = {**self.policy.origins, **origins_of(more, EXTENSION, CONVERSATION_PREFIX)}
-        limits = Limits(**caps).merged_over(self.policy.limits)
-        self.policy = replace(self.policy, limits=limits, origins=origins)
+        self.policy = self.policy.extended_to(Limits(**caps), CONVERSATION_PREFIX)
 
 
 class Conversations:

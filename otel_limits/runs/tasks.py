@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from otel_limits.core.events import TaskUsage
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
-from otel_limits.core.limits import EXTENSION, LOOP_LIMITS, NO_LIMITS, Limits
+from otel_limits.core.limits import LOOP_LIMITS, NO_LIMITS, Limits
 from otel_limits.core.loops import LoopState, fingerprint
-from otel_limits.core.policy import Overrides, Policy
+from otel_limits.core.policy import Policy
 from otel_limits.core.usage import SUMS
 from otel_limits.runs.budget import Budget
 
@@ -77,7 +77,7 @@ class Task:
         """
         if before is not None:
             extended = _above(before.extension, policy.limits)
-            policy = policy.overridden_by(Overrides(limits=extended, origin=EXTENSION))
+            policy = policy.extended_to(extended)
         self.id: str = identity
         self.resumes: int = 0
         """Answers to interrupts until now."""
@@ -150,8 +150,7 @@ class Task:
         used = more.extended_by(self.budget.tally, self.calls_by_tool)
         caps = _above(used, self.budget.policy.limits)
         self.extension = caps.merged_over(self.extension)
-        extended = Overrides(limits=caps, origin=EXTENSION)
-        self.budget.policy = self.budget.policy.overridden_by(extended)
+        self.budget.policy = self.budget.policy.extended_to(caps)
 
     # --- its record -------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_operator
+from otel_limits.core.wording import pluralize
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.features.of_strands import StrandsSubject
 from tests.resumed import NAMES, SUBJECTS, run_allowed
@@ -205,7 +206,7 @@ def test_the_tools_of_two_places(
 
 
 def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An extended cap is attributed to the answer, until it is spent as well."""
+    """An extended cap is attributed to the answer, and to the setting that it extended."""
     monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "1")
     enable(action="ask")
     agent = make_agent(runaway())
@@ -214,14 +215,20 @@ def test_more_from_a_human(make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatc
         "max_turns: 1 of 1 turns used. The limit is set in OTEL_LIMITS_MAX_TURNS."
         in (asked.reason["sentence"])
     )
-    extended = {"interruptId": asked.id, "response": {"extend": {"max_turns": 1}}}
-    answer: Any = [{"interruptResponse": extended}]
-    (again,) = agent(answer).interrupts or ()
-    assert again.reason["origin"] == "the answer that extended it"
-    declined: Any = [{"interruptResponse": {"interruptId": again.id, "response": "no"}}]
+    for cap in (2, 3):
+        extended = {"interruptId": asked.id, "response": {"extend": {"max_turns": 1}}}
+        answer: Any = [{"interruptResponse": extended}]
+        (asked,) = agent(answer).interrupts or ()
+        assert asked.reason["origin"] == "an answer, from 1 in OTEL_LIMITS_MAX_TURNS"
+        used = f"{cap} of {cap} turns used by this task, over {pluralize(cap - 1, 'resume')}"
+        assert (
+            f"max_turns: {used}. The limit was extended by an answer, from 1 in "
+            "OTEL_LIMITS_MAX_TURNS." in asked.reason["sentence"]
+        )
+    declined: Any = [{"interruptResponse": {"interruptId": asked.id, "response": "no"}}]
     stop = otel_limits.stop_of(agent(declined))
     assert stop is not None
-    assert stop.sentence.endswith("to begin a new task, or raise the limit.")
+    assert stop.sentence.endswith("to begin a new task, or raise the limit there.")
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=NAMES)
