@@ -1,4 +1,6 @@
-"""The texts of a halt: one function for each reader.
+"""Each halt text: the halt message for the operator, the end user, and models.
+
+There is one function for each reader:
 
 - The operator reads the log, the span, the ledger, the exception and `stop_of(result)`. The text
   names the limit, its usage, where it is set, and what to do next.
