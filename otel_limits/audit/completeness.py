@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.audit.answer import Column, Table, written
+from otel_limits.audit.findings import command_on
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.options import OF_CALLS
 from otel_limits.ledger.rows import dollars
@@ -71,7 +72,7 @@ def completeness(
         parts.append(
             pluralize(found.open_invocations, "invocation has no end", "invocations have no end")
         )
-    parts += _unknown(found)
+    parts += _unknown(inquiry, found)
     return ". ".join(parts) + "."
 
 
@@ -114,7 +115,7 @@ def _amounts(found: Balance) -> str:
     return ", ".join(text for amount, text in amounts if amount)
 
 
-def _unknown(found: Balance) -> list[str]:
+def _unknown(inquiry: AuditQuery, found: Balance) -> list[str]:
     parts = []
     unknown = {"estimated": found.estimated_calls, "unmeasured": found.unmeasured_calls}
     for word, calls in unknown.items():
@@ -122,8 +123,19 @@ def _unknown(found: Balance) -> list[str]:
             parts.append(f"{written(calls / found.calls.calls, 'share')} of calls are {word}")
     if found.unpriced_tokens:
         share = written(found.unpriced_tokens / found.calls.tokens, "share")
-        parts.append(f"{share} of tokens are unpriced: see `otel-limits ledger reprice`")
+        parts.append(f"{share} of tokens are unpriced: {_how_to_price(inquiry)}")
     return parts
+
+
+def _how_to_price(inquiry: AuditQuery) -> str:
+    """Return the command that prices the calls, or what it needs first."""
+    from otel_limits.core.price_lookup import Prices, missing_prices
+    from otel_limits.settings.policy.file import usable_document
+
+    command = command_on(inquiry, "ledger reprice")
+    if not Prices(usable_document()[0].price_list()).available:
+        return f"`{command}` {missing_prices().removesuffix('.')}"
+    return f"run `{command}`, which lists the models that need a price in the policy file"
 
 
 # --- tokens that are not counted ------------------------------------------------------------------

@@ -327,7 +327,7 @@ def test_a_call_after_the_end_counts_in_every_question(
 
 
 def test_estimated_unmeasured_and_unpriced_shares_are_reported(
-    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It fails nothing: the numbers are complete, but some of them are estimates."""
     calls = [Call(price="0.01")] * 6 + [
@@ -346,8 +346,13 @@ def test_estimated_unmeasured_and_unpriced_shares_are_reported(
         assert (row["estimated_calls"], row["unmeasured_calls"]) == (1, 1)
     assert (
         "12.5% of calls are estimated. 12.5% of calls are unmeasured. 14.3% of tokens are "
-        "unpriced: see `otel-limits ledger reprice`."
+        f"unpriced: run `otel-limits ledger reprice --ledger {ledger.path}`, which lists the "
+        "models that need a price in the policy file."
     ) in spent["complete"]
+    monkeypatch.setattr("otel_limits.core.price_lookup.Prices.available", False)
+    assert "reprice` needs prices, and there are none. Run: pip install" in (
+        ask(capsys, "spend")[1]["complete"].replace(f" --ledger {ledger.path}", "")
+    )
 
 
 # --- rows that wait -------------------------------------------------------------------------------
