@@ -193,7 +193,7 @@ EXPLAINED: Final = (
     ("/", "filter agents by text or glob; Esc shows all"),
     (" ".join(ORDERS), f"sort by {', '.join(each.title for each in ORDERS.values())}"),
     ("", "press again to reverse"),
-    ("q", "quit"),
+    ("q", "quit; in this help and in a question, back"),
 )
 """The help page."""
 
@@ -358,7 +358,7 @@ def footer(view: View, fleet: Fleet, width: int) -> list[Text]:
         running = count(row.in_progress if row else None)
         question = (
             f"Kill the invocations of agent {view.chosen!r} ({running} running) in all processes "
-            "that share the quota store? y/n"
+            "that share the quota store? y kills, any other key (also q) cancels."
         )
         return [Text(line, style="bold") for line in wrapped(printable(question), width)]
     if view.message:

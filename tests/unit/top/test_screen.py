@@ -85,6 +85,12 @@ def test_no_line_is_wider_than_the_terminal(mode: Any, height: int) -> None:
         assert len(lines) == height
 
 
+def test_question_about_a_kill_names_its_keys() -> None:
+    """The end of the question is shown even in a narrow terminal, after a long name."""
+    lines = shown(60, view=View(mode="kill", chosen=LONG))
+    assert " ".join(lines).rstrip().endswith("? y kills, any other key (also q) cancels.")
+
+
 @every_width
 def test_numbers_are_whole_at_every_width(width: int) -> None:
     """Rates, money and shares; the name gives way, with a mark."""
