@@ -33,8 +33,13 @@ FINISHED: Final = {
     f"{table.INVOCATION_TURNS.name}_sum": "turns",
     f"{table.INVOCATION_TOKENS.name}_sum": "tokens",
 }
+PROGRESS: Final = frozenset({table.IN_PROGRESS.name, *COUNTED, *FINISHED})
 MEASURED: Final = {"max_turns": "turns", "max_iterations": "turns", "max_token_budget": "tokens"}
 """The counter that each limit caps. Legs count as invocations, as most have only one."""
+
+
+StartedProcess: TypeAlias = tuple[Labels, float | None]
+"""The labels that identify a process, and its start time if known."""
 
 
 class InProgress:
@@ -51,22 +56,26 @@ class InProgress:
         """Invocations in progress, by agent."""
         self.used: dict[tuple[str, str], float] = {}
         """Their turns and tokens, by agent and counter."""
-        self._idle: dict[tuple[Labels, str, str], float] = {}
+        self._idle: dict[tuple[StartedProcess, str, str], float] = {}
         """Remaining difference of agents without invocations, at the previous scrape."""
-        self._abandoned: dict[tuple[Labels, str, str], float] = {}
+        self._abandoned: dict[tuple[StartedProcess, str, str], float] = {}
         """Usage by invocations that will never finish."""
 
     def update(self, scrape: Scrape) -> None:
         """Process a scrape."""
-        counts: dict[tuple[Labels, str], float] = defaultdict(float)
-        over: dict[tuple[Labels, str, str], float] = defaultdict(float)
+        counts: dict[tuple[StartedProcess, str], float] = defaultdict(float)
+        over: dict[tuple[StartedProcess, str, str], float] = defaultdict(float)
+        starts = scrape.starts()
         for sample in scrape.samples:
+            if sample.name not in PROGRESS:
+                continue
+            process = (labels := sample.process(), starts.get(labels))
             if sample.name == table.IN_PROGRESS.name:
-                counts[sample.process(), sample.agent] += sample.value
+                counts[process, sample.agent] += sample.value
             elif (what := COUNTED.get(sample.name)) is not None:
-                over[sample.process(), sample.agent, what] += sample.value
+                over[process, sample.agent, what] += sample.value
             elif (what := FINISHED.get(sample.name)) is not None:
-                over[sample.process(), sample.agent, what] -= sample.value
+                over[process, sample.agent, what] -= sample.value
         # Replaced, as the process of an agent may be gone.
         self.counts, self.used = defaultdict(float), defaultdict(float)
         for (_, agent), count in counts.items():
@@ -443,6 +452,8 @@ class Follower:
         self._swept = began
         self._known_since: dict[ProcessKey, float] = {}
         """Start of the time for which a process's counts are known completely."""
+        self._starts: dict[ProcessKey, float] = {}
+        """When each process started, if it exports that."""
         self._scraped: dict[str, float] = {}
         self.present: dict[str, Scrape] = {}
         """Latest scrape of each available feed."""
@@ -466,14 +477,16 @@ class Follower:
         before = self._scraped.get(scrape.feed)
         is_continuous = before is not None and scrape.at - before <= GAP_SECONDS
         new = self._new_processes(scrape, is_first=before is None)
+        restarted = self._restarted_processes(scrape)
         for sample in scrape.samples:
-            is_followed = is_continuous and (scrape.feed, sample.process()) not in new
+            process = sample.process()
+            is_followed = is_continuous and (scrape.feed, process) not in new
             self._see(sample, scrape.at, before if is_followed else None)
             rated, hour = RATED.get(sample.name), hourly_key(sample)
             if rated is None and hour is None:
                 continue
-            amount = self._growth(scrape, sample)
-            began = new.get((scrape.feed, sample.process()))
+            amount = self._growth(scrape, sample, is_new=process in restarted)
+            began = new.get((scrape.feed, process))
             if amount <= 0 or began == UNKNOWN:
                 continue
             if hour is not None:
@@ -524,12 +537,23 @@ class Follower:
             self._known_since[process] = scrape.at if new[process] == UNKNOWN else 0.0
         return new
 
-    def _growth(self, scrape: Scrape, sample: ScrapedSample) -> float:
+    def _restarted_processes(self, scrape: Scrape) -> set[Labels]:
+        """Return the processes that have started again since they were scraped before."""
+        restarted: set[Labels] = set()
+        for process, start in scrape.starts().items():
+            last = self._starts.setdefault((scrape.feed, process), start)
+            if start > last:  # an earlier one is of another process behind the same address
+                self._starts[scrape.feed, process] = start
+                restarted.add(process)
+        return restarted
+
+    def _growth(self, scrape: Scrape, sample: ScrapedSample, *, is_new: bool) -> float:
         """Return the increase of a series, from 0 if it is new or was reset."""
         key = (scrape.feed, sample.series())
         before, _ = self._values.get(key, (0.0, 0.0))
         self._values[key] = (sample.value, scrape.at)
-        return sample.value - before if sample.value >= before else sample.value
+        # Without a start time, only a lower value shows a restart.
+        return sample.value if is_new or sample.value < before else sample.value - before
 
     def _see(self, sample: ScrapedSample, now: float, before: float | None) -> None:
         """Note that an agent is there.
@@ -560,6 +584,7 @@ class Follower:
         present = self._present_processes() | {
             (feed, process_of(labels)) for feed, labels in self._values
         }
+        self._starts = {key: at for key, at in self._starts.items() if key in present}
         self._known_since = {key: at for key, at in self._known_since.items() if key in present}
 
     def _record_halt(self, scrape: Scrape, sample: ScrapedSample, count: int) -> None:

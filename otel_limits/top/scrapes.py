@@ -96,6 +96,14 @@ class Scrape:
     is_past: bool = False
     """Whether it is part of the history from before `top` was started."""
 
+    def starts(self) -> Mapping[Labels, float]:
+        """Return when each process started that exports it: a restart begins all its counters."""
+        return {
+            sample.process(): sample.value
+            for sample in self.samples
+            if sample.name == PROCESS_START
+        }
+
 
 class Feed(Protocol):
     """A source of metrics of one or more processes."""

@@ -63,6 +63,17 @@ def test_turns_left_by_a_killed_worker_are_forgotten() -> None:
     assert row_of(fleet).now[0].share == pytest.approx(0.2)
 
 
+def test_restarted_process_forgets_turns_of_the_killed_one() -> None:
+    """The 3 turns that it left are not those of the new process."""
+    old, new = (f"process_start_time_seconds {BEGAN + at}" for at in (-9000, 2))
+    fleet = watched(
+        scrape(f"{running(0, 8, 5)}\n{old}", 0),
+        scrape(f"{running(0, 8, 5)}\n{old}", 1),
+        scrape(f"{running(1, 2, 0)}\n{new}", 3),
+    )
+    assert row_of(fleet).now[0].share == pytest.approx(0.2)
+
+
 def test_a_scrape_between_a_turn_and_an_end_forgets_nothing() -> None:
     """Leftovers are forgotten only after two scrapes agree."""
     fleet = watched(

@@ -64,6 +64,17 @@ def test_a_counter_that_begins_again_has_counted_from_0() -> None:
     assert row_of(fleet).rates.turns_per_minute == pytest.approx(3)
 
 
+def test_restarted_process_has_counted_from_0() -> None:
+    """Its start time shows it, although it counted more since than the process before."""
+    first, second = (
+        f"{turns(number)}\n{halts(number)}\nprocess_start_time_seconds {start}"
+        for number, start in ((3, BEGAN - 9000), (5, BEGAN + 20))
+    )
+    row = row_of(watched(scrape(first, 0), scrape(second, 60)))
+    assert row.rates.turns_per_minute == pytest.approx(5)
+    assert row.halts == {"max_turns": 5}
+
+
 def test_a_series_that_was_not_there_began_at_0() -> None:
     """An agent that was seen for the first time."""
     fleet = watched(scrape(turns(5), 0), scrape(f"{turns(5)}\n{turns(7, 'b')}", 60))
