@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.audit import parsing
-from otel_limits.audit.answer import Answer, CellKind, Column, Table
+from otel_limits.audit.answer import Answer, CellKind, Column, Table, written
 from otel_limits.audit.question import SINCE, UNTIL, AuditQuery, Option, Question
 from otel_limits.audit.reconcile_bill import BILL_TABLES
 from otel_limits.core.errors import LedgerError
@@ -91,18 +91,19 @@ def reconcile(
     prometheus: str,
     tolerance: float,
     authorization_file: Secret | None = None,
+    jobs: Sequence[str] = (),
 ) -> Answer:
     """Compare calls, tokens and cost per agent and model, and stops per agent and reason.
 
     Raises:
-        LedgerError: Prometheus cannot be queried.
+        LedgerError: Prometheus cannot be queried, or has no metrics of a job.
     """
     window = window_of(inquiry.selection)
     # One note for all three tables: they are counted by the same rule.
     tables = [
         Table(name=name, title=title, columns=columns, rows=rows)
         for name, title, columns, rows in compared(
-            inquiry, window, prometheus, tolerance, authorization_file
+            inquiry, window, prometheus, tolerance, authorization_file, jobs
         )
     ]
     noted = next((n for n, table in enumerate(tables) if table.rows), 0)
@@ -110,8 +111,8 @@ def reconcile(
     return Answer(
         question="reconcile",
         title="Ledger and Prometheus",
-        about=f"{replace(inquiry, selection=window).about}, against {redact_url(prometheus)}, "
-        f"tolerance {tolerance:.2%} of the ledger",
+        about=f"{replace(inquiry, selection=window).about}, against {redact_url(prometheus)}"
+        f"{_of_which(jobs)}, tolerance {tolerance:.2%} of the ledger",
         tables=tables,
         status=int(any(row[-1] == "no" for table in tables for row in table.rows)),
     )
@@ -140,17 +141,23 @@ def compared(
     prometheus: str,
     tolerance: float,
     authorization: Secret | None,
+    jobs: Sequence[str],
 ) -> Iterator[tuple[str, str, Sequence[Column], list[Sequence[Any]]]]:
     """Yield name, title, columns and rows of each table, the largest difference first in each.
 
     Raises:
-        LedgerError: Prometheus cannot be queried.
+        LedgerError: Prometheus cannot be queried, or has no metrics of a job.
     """
     from otel_limits.ledger import reconciling
 
     since_us, until_us = window.since_us or 0, window.until_us or 0
     ask = counters_of(prometheus, _credentials(authorization))
-    counters = Counters(ask, since_us / MICROSECONDS, until_us / MICROSECONDS)
+    counters = Counters(ask, since_us / MICROSECONDS, until_us / MICROSECONDS, jobs)
+    if missing := sorted(set(jobs) - counters.jobs):
+        raise LedgerError(
+            f"{redact_url(prometheus)} has no metrics{_of_which(missing)} between "
+            f"{written(since_us, 'time')} and {written(until_us, 'time')} UTC."
+        )
     # What live processes counted after their last scrape is not in Prometheus yet.
     scraped_us = round(counters.last_scrape * MICROSECONDS)
 
@@ -176,6 +183,10 @@ def compared(
     grown = counters.growth(STOPS.metric, "agent", "reason")
     ends = comparison(STOPS, stops, late_stops, grown, tolerance)
     yield "stops", "Stops", ENDS, _in_order((*pair, *figures) for pair, *figures in ends)
+
+
+def _of_which(jobs: Sequence[str]) -> str:
+    return f" of job{'s' if len(jobs) > 1 else ''} {', '.join(jobs)}" if jobs else ""
 
 
 def _credentials(authorization: Secret | None) -> str | None:
@@ -251,6 +262,7 @@ def reconcile_with(
     bill: Sequence[Path] | None,
     tolerance: float,
     authorization_file: Secret | None,
+    job: Sequence[str] | None,
 ) -> Answer:
     """Compare the ledger with Prometheus, or with bills.
 
@@ -264,9 +276,10 @@ def reconcile_with(
             "Pass either --prometheus URL or --bill FILE, to name what the ledger is compared with."
         )
     if prometheus is not None:
-        return reconcile(inquiry, prometheus, tolerance, authorization_file)
-    if authorization_file is not None:
-        raise LedgerError("--authorization-file is for Prometheus. Leave it out with --bill.")
+        return reconcile(inquiry, prometheus, tolerance, authorization_file, job or ())
+    for option, value in (("--authorization-file", authorization_file), ("--job", job)):
+        if value is not None:
+            raise LedgerError(f"{option} is for Prometheus. Leave it out with --bill.")
     return reconcile_bill(inquiry, bill or (), tolerance)
 
 
@@ -345,18 +358,21 @@ class Counters:
         ask: Evaluates an expression at a time, and returns its series.
         since: Start of the window, in seconds since the epoch.
         until: Its end.
+        jobs: The jobs to read; all if empty.
     """
 
-    def __init__(self, ask: Ask, since: float, until: float) -> None:
+    def __init__(self, ask: Ask, since: float, until: float, jobs: Sequence[str]) -> None:
         """Read the scrapes and start times of all processes."""
         self._ask = ask
+        self._chosen = jobs
         self.since = since
         self.until = until
         self._targets: dict[str, ScrapeTarget] = {}
-        for labels, samples in self._samples(SIGN_OF_LIFE):
+        for labels, samples in self._samples(self._of_chosen(SIGN_OF_LIFE)):
             self._target(labels).scrapes.extend(at for at, _ in samples)
-        jobs = (json.loads(target).get("job", "") for target in self._targets)
-        for labels, samples in self._samples(_of_jobs(BEGINNINGS, jobs)):
+        self.jobs: Final = {json.loads(target).get("job", "") for target in self._targets}
+        """All jobs that were found."""
+        for labels, samples in self._samples(_of_jobs(BEGINNINGS, self.jobs)):
             target = self._targets.get(_target_key(labels))
             if target is not None:
                 # Several processes behind one address, e.g. workers, have one start each.
@@ -373,6 +389,7 @@ class Counters:
 
         A counter that falls was restarted, and a new one started at 0.
         """
+        metric = self._of_chosen(metric)
         last: dict[str, tuple[float, float]] = {}
         every: dict[str, tuple[Mapping[str, str], Growth]] = {}
         missing: dict[str, tuple[float, float]] = {}
@@ -459,6 +476,9 @@ class Counters:
                     yield labels, samples
             begin = upto
 
+    def _of_chosen(self, selector: str) -> str:
+        return _of_jobs(selector, self._chosen) if self._chosen else selector
+
     def _target(self, labels: Mapping[str, str]) -> ScrapeTarget:
         return self._targets.setdefault(_target_key(labels), ScrapeTarget())
 
@@ -499,10 +519,12 @@ def _identity(labels: Mapping[str, str]) -> str:
     return json.dumps(chosen, sort_keys=True)
 
 
-def _of_jobs(metric: str, jobs: Iterable[str]) -> str:
-    """Select a metric of some jobs, as others may have thousands of processes."""
+def _of_jobs(selector: str, jobs: Iterable[str]) -> str:
+    """Restrict a selector to some jobs, as others may have thousands of processes."""
+    metric, _, labels = selector.partition("{")
     pattern = "|".join(map(re.escape, sorted(set(jobs))))
-    return f"{metric}{{job=~{json.dumps(pattern)}}}"
+    rest = f",{labels}" if labels else "}"
+    return f"{metric}{{job=~{json.dumps(pattern)}{rest}"
 
 
 # --- the definition -------------------------------------------------------------------------------
@@ -531,6 +553,13 @@ RECONCILE: Final = Question(
             is_list=True,
         ),
         AUTHORIZATION_FILE,
+        Option(
+            "--job",
+            "NAME",
+            str,
+            "Prometheus jobs whose processes record in this ledger (default: all)",
+            is_list=True,
+        ),
         Option(
             "--tolerance",
             "SHARE",

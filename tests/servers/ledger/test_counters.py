@@ -118,7 +118,8 @@ def samples() -> str:
     """Everything that was scraped, in the format OpenMetrics."""
     calls, life, starts, cost, tokens, stops = [], [], [], [], [], []
     for number, process in enumerate(PROCESSES):
-        place = f'job="agents",instance="10.0.0.{number}:9464"'
+        job = "over" if process.agent == "over" else "agents"
+        place = f'job="{job}",instance="10.0.0.{number}:9464"'
         names = f'agent="{process.agent}",model="m",kind="measured",{place}'
         for at, value in process.calls.items():
             calls.append(f"otel_limits_model_calls_total{{{names}}} {value} {at}")
@@ -197,6 +198,20 @@ def test_proven_and_possible_increases(
         for row in answer["reconcile"]
         if row["measure"] == "model calls"
     } == TRUE
+
+
+@pytest.mark.usefixtures("known")
+def test_only_the_processes_of_a_job_are_compared(
+    url: str, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Prometheus may have several fleets, and a ledger that of one."""
+    write(ledger.address, entry("over", 30))
+    status, answer = ask(capsys, url, "--job", "over")
+    assert (status, [row["agent"] for row in answer["reconcile"]]) == (1, ["over"] * 3)
+    assert verdicts(answer, "over")["model calls"] == (0, "yes")
+    status, error = ask(capsys, url, "--job", "over", "nightly")
+    assert status == 2
+    assert "has no metrics of job nightly between 20" in error
 
 
 def steady(invocations: int) -> list[Entry]:

@@ -356,6 +356,7 @@ def test_the_ledger_is_compared_with_one_source(
         ([], "Pass either --prometheus URL or --bill FILE"),
         (["--bill", bill, "--prometheus", "http://p.test"], "Pass either --prometheus URL or"),
         (["--bill", bill, "--authorization-file", header], "is for Prometheus. Leave it out"),
+        (["--job", "agents", "--bill", bill], "--job is for Prometheus. Leave it out"),
         (["--bill", str(tmp_path / "missing")], "cannot be read: No such file or directory"),
     ):
         assert main([*where, *more]) == 2
