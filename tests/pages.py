@@ -54,12 +54,14 @@ HOME: Final = "/srv/agents"
 TERMINAL: Final = {"TERM": "dumb", "COLUMNS": "100", "LINES": "50"}
 BLOCK: Final = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE: Final = re.compile(r"# ([\w./-]+\.\w+)\n")
+BORROWED: Final = "`app.py` is the example for [Strands](strands.md)"
+"""A page that says so uses the file of that page: its commands suit every framework."""
 PROGRAM: Final = """\
 from strands import Agent
 from otel_limits.testing import ScriptedModel, says
 Agent(model=ScriptedModel([says("done")]), callback_handler=None)("go")
 """
-"""`app.py` of a page that does not show one."""
+"""The program of a page that shows none."""
 VOLATILE: Final = (
     (re.compile(r"\b127\.0\.0\.1:\d+"), "127.0.0.1:PORT"),
     (re.compile(r"\b\d+\.\d s\b"), "0.0 s"),
@@ -121,6 +123,7 @@ SPAN: Final = {
 """A model call recorded by another tool."""
 PROVIDED_FILES: Final = {
     "app.py": PROGRAM,
+    "my_app.py": PROGRAM,
     EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
     "quotas.yaml": (ROOT / "tests/ledger/quotas.yaml").read_text(encoding="utf-8"),
     "usage.json": openai(used(model="gpt-4o")),
@@ -324,10 +327,11 @@ def sessions(path: Path) -> Iterator[Command]:
 
 
 def files(path: Path) -> dict[str, str]:
-    """Return the files that a page shows, by name."""
-    found = BLOCK.findall(path.read_text(encoding="utf-8"))
-    named = [(FILE.match(body), body) for _, body in found]
-    return {name[1]: body for name, body in named if name}
+    """Return the files that a page shows or borrows, by name."""
+    text = path.read_text(encoding="utf-8")
+    named = [(FILE.match(body), body) for _, body in BLOCK.findall(text)]
+    shown = {name[1]: body for name, body in named if name}
+    return files(path.with_name("strands.md")) | shown if BORROWED in text else shown
 
 
 def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Session:
