@@ -308,7 +308,7 @@ def _choice(
         yield skipped("imports", f"{text}so each was probed.")
     elif len(installed) > 1:
         text = "No source of a program was given or found, so each installed framework was probed."
-        yield skipped("imports", text, "otel-limits doctor -- python app.py")
+        yield skipped("imports", text, "otel-limits doctor -- otel-limits run -- python app.py")
 
 
 def _autoload(report: Mapping[str, Any]) -> Finding:
