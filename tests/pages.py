@@ -123,7 +123,6 @@ SPAN: Final = {
 """A model call recorded by another tool."""
 PROVIDED_FILES: Final = {
     "app.py": PROGRAM,
-    "my_app.py": PROGRAM,
     EXAMPLES["FILE"]: '{"otel_limits_ledger": "/gone/ledger.db"}\n',
     "quotas.yaml": (ROOT / "tests/ledger/quotas.yaml").read_text(encoding="utf-8"),
     "usage.json": openai(used(model="gpt-4o")),
