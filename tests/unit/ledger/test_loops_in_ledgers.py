@@ -199,7 +199,7 @@ OBSERVED = Breach("max_turns", 1, 1, "max_turns", "turns")
             f"Agent 'worker' was halted {CAP} {WROTE} {AGAIN} {ENDED} error. It had used",
         ),
         (
-            Entry(reason="lost", action="lost"),
+            Entry(reason="lost", action="lost"),  # type: ignore[arg-type]  # of `end-lost`
             "worker has no recorded end, so a halt is unknown. Recorded usage:",
         ),
     ],
