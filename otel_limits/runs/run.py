@@ -45,7 +45,7 @@ from otel_limits.runs.tasks import InterruptedTasks
 from otel_limits.usage.normaliser import combined, counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from otel_limits.core.events import ActionTaken, ToolStatus
     from otel_limits.core.loops import Call, LoopState
@@ -140,101 +140,29 @@ class Handoffs:
         self.count = count
 
 
-class Group:
-    """Agents that run together without a parent agent, such as a graph."""
+class Account:
+    """What an invocation has used, and whether it may go on, by its own limits and those around it.
 
-    __slots__ = (
-        "finished",
-        "handoffs",
-        "invocation",
-        "lock",
-        "parent",
-        "policy",
-        "run",
-        "task",
-        "trees",
-    )
+    Its model calls, its tool calls and its time are counted in it, and decided on by it.
+    """
 
-    def __init__(
-        self,
-        name: str,
-        identity: str,
-        task: Task,
-        trees: tuple[Budget, ...],
-        parent: Run | Group | None,
-        conversation: str = "",
-    ) -> None:
-        """Create a group within these budget trees, innermost first."""
-        # The root is passed on, so that all rows of a tree have one ID.
-        root_id = parent.invocation.root_id if parent else identity
-        self.invocation: Invocation = Invocation(
-            agent=name,
-            id=identity,
-            root_id=root_id,
-            task_id=task.id,
-            conversation=conversation,
-        )
-        self.task = task
-        """Has the tree that begins with the group, if one does, and its hand-offs."""
-        self.policy = task.budget.policy
-        self.trees = trees
-        self.parent = parent
-        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
-        self.run: Run | None = None
-        """The invocation of its members' model calls without an agent, once there is one."""
-        self.lock = threading.RLock()
-        """Held while that one starts, so that concurrent threads start only one."""
-        self.finished = False
-
-
-class Run:
-    """One active invocation. Everything is counted through it, its `calls` and its `tools`."""
-
-    # Defaults are class attributes because most of them are never set during an invocation.
-    cancel: Callable[[Verdict], None] | None = None
-    """Ends the invocation from any thread, if the framework supports it."""
-    action: ActionTaken = "none"
-    verdict: Verdict | None = None
-    """Why it was halted, or would have been."""
-    sentence = ""
-    """The halt sentence of `verdict`."""
-    raised = False
-    """True if the halt is raised as an exception."""
     killed = False
-    outcome_frozen = False
-    """True when its outcome is final, although the framework has not returned yet."""
     finished = False
-    state: Any = None
-    """State that the framework's binding stores with the run."""
-    task_scope: Any = None
-    """The tool call or the node that started it, if any: a `current.TaskScope`."""
-    reason: str | None = None
-    """Stop reason of the last leg that ended."""
-    released = False
-    """True once it is no longer followed, because otel-limits was disabled."""
-    repeated_failures = 0
-    """Its number among the failures in a row, once it has failed."""
+    """True once it has ended: only limits of trees that are still active apply to its calls."""
     last_failure = ""
     """How the last invocation with its input has failed, for the operator."""
-    _is_judged = False
 
-    def __init__(  # noqa: PLR0913  what the registry knows when an invocation starts
+    def __init__(
         self,
         services: Services,
         invocation: Invocation,
         task: Task,
         trees: tuple[Budget, ...],
-        parent: Run | Group | None,
-        *,
-        spans: Spans[Run],
-        forget: Callable[[Run], bool],
-        unsampled: bool,
-        direct: bool = False,
+        handoffs: Handoffs,
     ) -> None:
-        """Create an invocation with nothing used; use `RunRegistry.start`."""
+        """Begin with nothing used but what the task has used before."""
         self.services = services
         self.invocation = invocation
-        self.started = services.now()
         self.task = task
         """The usage that limits look at: its own, and that before the interrupts it continues."""
         self.budget, self.loops = task.budget, task.loops
@@ -248,24 +176,7 @@ class Run:
         """Every budget that its usage counts toward and that limits it."""
         self.refusals: dict[str, tuple[Breach, Budget]] = {}
         """The last refused tool call of each limit: it halts the agent after the turn."""
-        self.parent = parent
-        """The invocation or the group that started it."""
-        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
-        self.spans = spans
-        self.unsampled = unsampled
-        """True if its span did not reach the span processor."""
-        self.is_direct = direct
-        """True for a request without an agent loop, which has no span."""
-        self.tools = ToolCalls(self)
-        self.calls = CallTracker(self, self.tools, spans)
-        self.started_wall = time.time()
-        self.time_limit = TimeLimit(self, self.check_limits)
-        self._forget = forget
-        self._find_failures()
-        self.halted: dict[str, tuple[Run, Verdict]] = {}
-        """The halts of agents that it called, directly or not, by the operator's sentence."""
-        self.has_handed_off = False
-        """True while another agent continues its conversation, and so gives its last answer."""
+        self.handoffs = handoffs
 
     @property
     def policy(self) -> Policy:
@@ -344,6 +255,124 @@ class Run:
         tool = breach.subject or loops.culprit_tool(breach.limit)
         error = loops.error_of(tool) if tool and breach.limit in FAILURE_LIMITS else ""
         return replace(breach, subject=tool, error=error)
+
+    def levels(self) -> tuple[Level, ...]:
+        """Return the utilization of each limit."""
+        self.measure_time()
+        return self.budgets.levels()
+
+
+class Group:
+    """Agents that run together without a parent agent, such as a graph."""
+
+    __slots__ = (
+        "finished",
+        "handoffs",
+        "invocation",
+        "lock",
+        "parent",
+        "policy",
+        "run",
+        "task",
+        "trees",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        identity: str,
+        task: Task,
+        trees: tuple[Budget, ...],
+        parent: Run | Group | None,
+        conversation: str = "",
+    ) -> None:
+        """Create a group within these budget trees, innermost first."""
+        # The root is passed on, so that all rows of a tree have one ID.
+        root_id = parent.invocation.root_id if parent else identity
+        self.invocation: Invocation = Invocation(
+            agent=name,
+            id=identity,
+            root_id=root_id,
+            task_id=task.id,
+            conversation=conversation,
+        )
+        self.task = task
+        """Has the tree that begins with the group, if one does, and its hand-offs."""
+        self.policy = task.budget.policy
+        self.trees = trees
+        self.parent = parent
+        self.handoffs: Handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
+        self.run: Run | None = None
+        """The invocation of its members' model calls without an agent, once there is one."""
+        self.lock = threading.RLock()
+        """Held while that one starts, so that concurrent threads start only one."""
+        self.finished = False
+
+
+class Run(Account):
+    """One active invocation, from its start to its `Stop`.
+
+    Everything is counted through it, its `calls` and its `tools`.
+    """
+
+    # Defaults are class attributes because most of them are never set during an invocation.
+    cancel: Callable[[Verdict], None] | None = None
+    """Ends the invocation from any thread, if the framework supports it."""
+    action: ActionTaken = "none"
+    verdict: Verdict | None = None
+    """Why it was halted, or would have been."""
+    sentence = ""
+    """The halt sentence of `verdict`."""
+    raised = False
+    """True if the halt is raised as an exception."""
+    outcome_frozen = False
+    """True when its outcome is final, although the framework has not returned yet."""
+    state: Any = None
+    """State that the framework's binding stores with the run."""
+    task_scope: Any = None
+    """The tool call or the node that started it, if any: a `current.TaskScope`."""
+    reason: str | None = None
+    """Stop reason of the last leg that ended."""
+    released = False
+    """True once it is no longer followed, because otel-limits was disabled."""
+    repeated_failures = 0
+    """Its number among the failures in a row, once it has failed."""
+    _is_judged = False
+
+    def __init__(  # noqa: PLR0913  what the registry knows when an invocation starts
+        self,
+        services: Services,
+        invocation: Invocation,
+        task: Task,
+        trees: tuple[Budget, ...],
+        parent: Run | Group | None,
+        *,
+        spans: Spans[Run],
+        forget: Callable[[Run], bool],
+        unsampled: bool,
+        direct: bool = False,
+    ) -> None:
+        """Create an invocation with nothing used; use `RunRegistry.start`."""
+        handoffs = parent.handoffs if parent else Handoffs(task.handoffs)
+        super().__init__(services, invocation, task, trees, handoffs)
+        self.started = services.now()
+        self.parent = parent
+        """The invocation or the group that started it."""
+        self.spans = spans
+        self.unsampled = unsampled
+        """True if its span did not reach the span processor."""
+        self.is_direct = direct
+        """True for a request without an agent loop, which has no span."""
+        self.tools = ToolCalls(self)
+        self.calls = CallTracker(self, self.tools, spans, self.trees_to_answer)
+        self.started_wall = time.time()
+        self.time_limit = TimeLimit(self, self.check_limits)
+        self._forget = forget
+        self._find_failures()
+        self.halted: dict[str, tuple[Run, Verdict]] = {}
+        """The halts of agents that it called, directly or not, by the operator's sentence."""
+        self.has_handed_off = False
+        """True while another agent continues its conversation, and so gives its last answer."""
 
     def halt(self, verdict: Verdict, action: ActionTaken) -> None:
         """Record and publish the halt; a would-be halt is published once."""
@@ -521,11 +550,6 @@ class Run:
         self.measure_time()
         return self.with_subjects(self.decide())
 
-    def levels(self) -> tuple[Level, ...]:
-        """Return the utilization of each limit."""
-        self.measure_time()
-        return self.budgets.levels()
-
     def warn(self) -> tuple[events.LimitWarning, ...]:
         """Publish a warning for each soft threshold that was newly crossed."""
         if not self.policy.warn_at:
@@ -685,10 +709,24 @@ class CallTracker:
     invocation and in every enclosing tree, so that no other call gets the same share.
     """
 
-    def __init__(self, run: Run, tools: ToolCalls, spans: Spans[Any]) -> None:
-        """Create a tracker without calls."""
-        self._run = run
+    def __init__(
+        self,
+        account: Account,
+        tools: ToolCalls,
+        spans: Spans[Any],
+        trees_to_answer: Callable[[], Collection[Budget]],
+    ) -> None:
+        """Create a tracker without calls.
+
+        Args:
+            account: The invocation.
+            tools: Its tool calls.
+            spans: Spans of all invocations.
+            trees_to_answer: Returns the trees whose last answer the invocation would write.
+        """
+        self._account = account
         self._tools = tools
+        self._trees_to_answer = trees_to_answer
         self.in_flight: set[InFlightCall] = set()
         """The loop of most frameworks has one at most; tools and middleware may add others."""
         self._answered: set[InFlightCall] = set()
@@ -697,7 +735,7 @@ class CallTracker:
         """The loop's reserved turn, until its response is accepted or it makes no more calls."""
         self._kept = NOTHING
         """The tokens of the loop's failed call, until it is retried."""
-        self.unreported = UnreportedCalls(run, spans, self.settle)
+        self.unreported = UnreportedCalls(account, spans, self.settle)
         """Calls that only spans show, without their tokens."""
 
     def admit(
@@ -719,51 +757,51 @@ class CallTracker:
                 it could exceed apply to a side call.
             last: It can be turned into a final answer without tools.
         """
-        run = self._run
+        account = self._account
         self.unreported.settle()
-        reservation = estimate_reservation(call, run)
-        run.measure_time()
-        with run.services.lock:
+        reservation = estimate_reservation(call, account)
+        account.measure_time()
+        with account.services.lock:
             had_turn = self._turn is not NOTHING
             # Under the lock, so a retry cannot lose its reservation to another call.
             if turn and not call.id:
                 self._release_kept()
-            verdict = run.decide(
+            verdict = account.decide(
                 with_reserved=True, forces_output=call.forces_output, side=not turn
             )
             if verdict is None or verdict.action == "observe" or (last and self._claim_wrap_up()):
                 call.is_of_loop = turn
                 self._reserve(call, reservation)
                 if turn and call.id:
-                    call.turn = run.budgets.reserve(ONE_OF_SEVERAL)
+                    call.turn = account.budgets.reserve(ONE_OF_SEVERAL)
             elif not (had_turn and self.in_flight):  # a concurrent call may need the turn
                 turn = False
             if turn and not call.id:
-                self._turn = run.budgets.reserve(ONE_TURN)
-        return run.with_subjects(verdict)
+                self._turn = account.budgets.reserve(ONE_TURN)
+        return account.with_subjects(verdict)
 
     def admit_again(self, call: InFlightCall) -> bool:
         """Reserve for one more attempt at the final answer; False if a limit leaves no room."""
-        run = self._run
-        reservation = estimate_reservation(call, run)
-        run.measure_time()
-        with run.services.lock:
-            may = not run.killed and run.budgets.leave_room()
+        account = self._account
+        reservation = estimate_reservation(call, account)
+        account.measure_time()
+        with account.services.lock:
+            may = not account.killed and account.budgets.leave_room()
             if may:
                 self._reserve(call, reservation)
         return may
 
     def reserve(self, call: InFlightCall) -> None:
         """Reserve for a call that can no longer be refused."""
-        reservation = estimate_reservation(call, self._run)
-        with self._run.services.lock:
+        reservation = estimate_reservation(call, self._account)
+        with self._account.services.lock:
             self._reserve(call, reservation)
 
     def open(self, call: InFlightCall) -> InFlightCall:
         """Mark a call as sent; a call that was not admitted is reserved for now."""
         if call.reservation is None:
             self.reserve(call)
-        call.started = self._run.services.now()
+        call.started = self._account.services.now()
         return call
 
     def resume(self, call: InFlightCall) -> None:
@@ -774,7 +812,7 @@ class CallTracker:
 
     def release(self, call: InFlightCall) -> None:
         """Release an admitted call that is not sent after all."""
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._release(call)
             call.is_open = False
 
@@ -787,25 +825,25 @@ class CallTracker:
         Returns:
             The number of the turn.
         """
-        with self._run.services.lock:
+        with self._account.services.lock:
             if call is None:
                 self._release_kept()
             else:
                 self._release_turn(call)
-            self._run.tally.iterations += 1
-            for budget in self._run.budgets:
+            self._account.tally.iterations += 1
+            for budget in self._account.budgets:
                 budget.tally.turns += 1
-                budget.leader = budget.leader or self._run.invocation.agent
-            return self._run.part.turns
+                budget.leader = budget.leader or self._account.invocation.agent
+            return self._account.part.turns
 
     def on_response_rejected(self, call: InFlightCall) -> None:
         """Release the turn of a concurrent call: its response is not part of the conversation."""
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._release_turn(call)
 
     def release_unused(self) -> None:
         """Release what the loop has reserved: it makes no more calls."""
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._release_kept()
             for call in tuple(self._answered):
                 self._release_turn(call)
@@ -814,10 +852,10 @@ class CallTracker:
         """Count usage that is reported before the call ends, as realtime models do."""
         call.record = combined(call.record, part)
         usage = call.record.usage
-        quote = self._run.services.quote(call.billable(usage))
-        with self._run.services.lock:
+        quote = self._account.services.quote(call.billable(usage))
+        with self._account.services.lock:
             if call.is_open:
-                for budget in self._run.budgets:
+                for budget in self._account.budgets:
                     add_usage(budget.tally, call, usage, quote)
                 call.counted, call.counted_quote = usage, quote
 
@@ -837,7 +875,7 @@ class CallTracker:
             failed: The call ended without a response.
             aborted: The response was not awaited, so the call is billed anyway.
         """
-        run, call.has_ended = self._run, True
+        account, call.has_ended = self._account, True
         if record is not None:
             call.record = record
         told = call.record
@@ -848,11 +886,11 @@ class CallTracker:
             failed=failed,
             billed=not failed or aborted or call.answered,
         )
-        if run.policy.unmeasured == "ignore":
+        if account.policy.unmeasured == "ignore":
             usage = told.usage
             kind = "unmeasured" if kind == "estimated" else kind
         billable = call.billable(usage)
-        quote = run.services.quote(billable)
+        quote = account.services.quote(billable)
         retried = failed and not aborted
         number = self._count(call, usage, quote, estimated=estimated, retried=retried)
         if number is not None:
@@ -873,17 +911,17 @@ class CallTracker:
             elif call.is_of_loop:
                 self.settle(call, failed=True, aborted=True)
             elif call.is_paused:
-                with self._run.services.lock:
+                with self._account.services.lock:
                     reservation, call.reservation = call.reservation, None
                     if reservation is not None:
-                        self._run.budgets.release(reservation)
+                        self._account.budgets.release(reservation)
         self.unreported.settle()
         self.release_unused()
 
     # --- reservations, under the lock -------------------------------------------------------------
 
     def _reserve(self, call: InFlightCall, reservation: Reservation) -> None:
-        call.reservation = self._run.budgets.reserve(reservation)
+        call.reservation = self._account.budgets.reserve(reservation)
         self.in_flight.add(call)
 
     def _release(self, call: InFlightCall, *, failed: bool = False) -> None:
@@ -892,7 +930,7 @@ class CallTracker:
         self.in_flight.discard(call)
         if reservation is None:
             return
-        self._run.budgets.release(reservation)
+        self._account.budgets.release(reservation)
         if call.id:
             # Until the response is accepted: another call could take the turn in between.
             if call.has_ended and not failed:
@@ -900,25 +938,27 @@ class CallTracker:
             else:
                 self._release_turn(call)
         elif failed and call.is_of_loop and self._kept is NOTHING:
-            self._kept = self._run.budgets.reserve(replace(reservation, model_calls=0))
+            self._kept = self._account.budgets.reserve(replace(reservation, model_calls=0))
 
     def _release_turn(self, call: InFlightCall) -> None:
         self._answered.discard(call)
         if call.turn is not None:
-            self._run.budgets.release(call.turn)
+            self._account.budgets.release(call.turn)
             call.turn = None
 
     def _claim_wrap_up(self) -> bool:
         """Claim the final answer that may exceed a cap, if it is available."""
-        run = self._run
-        refusing = [budget for _, budget in run.refusals.values()]
-        return not run.killed and run.budgets.claim_wrap_up(refusing, run.trees_to_answer())
+        account = self._account
+        refusing = [budget for _, budget in account.refusals.values()]
+        return not account.killed and account.budgets.claim_wrap_up(
+            refusing, self._trees_to_answer()
+        )
 
     def _release_kept(self) -> None:
         """Release what the loop has reserved apart from its calls."""
         for kept in (self._turn, self._kept):
             if kept is not NOTHING:
-                self._run.budgets.release(kept)
+                self._account.budgets.release(kept)
         self._turn = self._kept = NOTHING
 
     def _count(
@@ -931,20 +971,20 @@ class CallTracker:
         retried: bool,
     ) -> int | None:
         """Replace a call's reservation by its usage in every budget; `None` if counted before."""
-        run = self._run
+        account = self._account
         # One step for the invocation and its trees, because other agents check those concurrently.
-        with run.services.lock:
+        with account.services.lock:
             if not call.is_open:  # another thread has finished the invocation
                 return None
-            for budget in run.budgets:
+            for budget in account.budgets:
                 add_call(budget.tally, call, usage, quote, estimated=estimated)
-            if usage.output > run.budgets.outputs.get(call.model, 0):
-                run.budgets.outputs[call.model] = usage.output
+            if usage.output > account.budgets.outputs.get(call.model, 0):
+                account.budgets.outputs[call.model] = usage.output
             self._release(call, failed=retried)
             # An error before this line leaves the call open; it is settled with the invocation.
             call.is_open = False
             # Read under the lock: calls that end concurrently need different numbers.
-            return run.part.model_calls
+            return account.part.model_calls
 
     def _publish(
         self,
@@ -956,17 +996,17 @@ class CallTracker:
         *,
         estimated: bool,
     ) -> None:
-        run = self._run
-        run.services.observers.publish(
+        account = self._account
+        account.services.observers.publish(
             ModelCall(
-                invocation=run.invocation,
+                invocation=account.invocation,
                 number=number,
                 model=call.model,
                 kind=kind,
                 usage=billable.usage,
                 estimated=estimated,
                 span_id=call.span_id,
-                seconds=None if call.started is None else run.services.now() - call.started,
+                seconds=None if call.started is None else account.services.now() - call.started,
                 price=quote.price,
                 price_source=quote.source,
                 price_version=quote.version,
@@ -978,15 +1018,15 @@ class CallTracker:
                 stated_by=quote.stated_by,
                 stated_refused=quote.stated_refused,
                 listed_price=quote.listed,
-                cost_is_limited=run.budgets.ignores_unpriced,
+                cost_is_limited=account.budgets.ignores_unpriced,
                 tier=billable.tier,
                 provider=call.provider,
                 reported=call.record.reported,
                 reported_total=call.record.total,
                 unknown_usage=billable.unplaced.names if billable.unplaced else (),
                 # The turn counts once its response is accepted, which comes after this.
-                turn=run.part.turns + 1,
-                iteration=run.tally.iterations + 1,
+                turn=account.part.turns + 1,
+                iteration=account.tally.iterations + 1,
                 after_tools={} if call.is_side else self._tools.of_turn,
                 call_id=call.id,
                 side=call.is_side,
@@ -994,15 +1034,15 @@ class CallTracker:
         )
 
 
-def estimate_reservation(call: InFlightCall, run: Run) -> Reservation:
+def estimate_reservation(call: InFlightCall, account: Account) -> Reservation:
     """Return a call's possible usage: estimated input, and the model's largest output so far."""
-    output = run.budgets.outputs.get(call.model)
+    output = account.budgets.outputs.get(call.model)
     if output is None:
         output = min(call.output_cap or ASSUMED_OUTPUT, ASSUMED_OUTPUT)
     cost = None
-    if run.budgets.has_cost_limit:
+    if account.budgets.has_cost_limit:
         expected = Usage(input=call.input_estimate, output=output)
-        cost = run.services.quote(call.billable(expected)).charge
+        cost = account.services.quote(call.billable(expected)).charge
     return Reservation(
         model_calls=1, input=call.input_estimate, output=output, cost=cost or NO_COST
     )
@@ -1048,9 +1088,9 @@ class UnreportedCalls:
     and as long as a span around or within theirs is open.
     """
 
-    def __init__(self, run: Run, spans: Spans[Any], settle: Callable[..., None]) -> None:
+    def __init__(self, account: Account, spans: Spans[Any], settle: Callable[..., None]) -> None:
         """Create an empty list."""
-        self._run = run
+        self._account = account
         self._spans = spans
         self._settle_call = settle
         self._waiting: list[UnreportedCall] = []
@@ -1058,7 +1098,7 @@ class UnreportedCalls:
     @suppress_errors("runs")
     def add(self, unreported: UnreportedCall) -> None:
         """Add the call of a span that has just ended."""
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._waiting.append(unreported)
             oldest = self._waiting.pop(0) if len(self._waiting) > MOST_UNREPORTED else None
         if oldest is not None:
@@ -1070,10 +1110,10 @@ class UnreportedCalls:
         """Count the calls whose tokens no other span has reported or can still report."""
         if not self._waiting:  # nearly always
             return
-        with self._run.services.lock:
+        with self._account.services.lock:
             waiting, self._waiting = self._waiting, []
         ready, still_waiting = self._spans.split_unreported(waiting)
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._waiting[:0] = still_waiting
         self._count(ready)
 
@@ -1103,10 +1143,10 @@ ADMITTED: Final = ToolAdmission()
 class ToolCalls:
     """The tool calls of one invocation."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, account: Account) -> None:
         """Create an empty record."""
-        self._run = run
-        self.by_tool = run.task.calls_by_tool
+        self._account = account
+        self.by_tool = account.task.calls_by_tool
         self._of_turn: tuple[int, dict[str, int]] = (0, {})
         """The last turn with tool calls, and its calls by tool."""
         self._published = self._logged = 0
@@ -1116,19 +1156,19 @@ class ToolCalls:
         """Calls by tool in the last turn, whose results are in the next request."""
         turn, called = self._of_turn
         # Only of this very turn: after a response without tools there are no results.
-        return called if turn == self._run.tally.turns else {}
+        return called if turn == self._account.tally.turns else {}
 
     def admit(self, tool: str) -> ToolAdmission:
         """Count a requested call of `tool`, unless a limit refuses it."""
-        run, observed = self._run, None
-        with run.services.lock:
+        account, observed = self._account, None
+        with account.services.lock:
             # Checked and counted in one step: parallel agents of a tree share the rest.
             for breach, budget in self._spent(tool):
                 # Also when only observed: the check after the turn reports it.
-                if breach.subject is None or not run.policy.refuses_only(tool):
-                    run.refusals[breach.limit] = breach, budget
+                if breach.subject is None or not account.policy.refuses_only(tool):
+                    account.refusals[breach.limit] = breach, budget
                 if budget.policy.action != "observe":
-                    run.tally.refused_tool_calls += 1
+                    account.tally.refused_tool_calls += 1
                     return ToolAdmission(breach, breach.limit)
                 observed = observed or breach.limit
             self._count(tool, 1)
@@ -1143,19 +1183,19 @@ class ToolCalls:
         if not admitted:  # a turn that requests no tool is neither
             return
         refusals = [each.refusal for each in admitted if each.refusal is not None]
-        task, is_refused = self._run.task, len(refusals) == len(admitted)
+        task, is_refused = self._account.task, len(refusals) == len(admitted)
         task.refused_turns = task.refused_turns + 1 if is_refused else 0
         if task.refused_turns >= REFUSED_TURNS:
             self.halt_by(refusals[-1])
 
     def halt_by(self, breach: Breach) -> None:
         """Halt the agent by a limit that has refused a tool call."""
-        with self._run.services.lock:
-            self._run.refusals[breach.limit] = breach, self._run.budget
+        with self._account.services.lock:
+            self._account.refusals[breach.limit] = breach, self._account.budget
 
     def release(self, tool: str) -> None:
         """Uncount an admitted call that did not run."""
-        with self._run.services.lock:
+        with self._account.services.lock:
             self._count(tool, -1)
 
     def record(
@@ -1170,39 +1210,41 @@ class ToolCalls:
     ) -> None:
         """Publish the final attempt of a call."""
         self._published += 1
-        self._run.handoffs.count = self._run.handoffs.count + 1 if is_handoff else 0
+        self._account.handoffs.count = self._account.handoffs.count + 1 if is_handoff else 0
         called = self.of_turn
         called[tool] = called.get(tool, 0) + 1
-        self._of_turn = (self._run.tally.turns, called)
-        self._run.services.observers.publish(
+        self._of_turn = (self._account.tally.turns, called)
+        self._account.services.observers.publish(
             ToolCall(
-                invocation=self._run.invocation,
+                invocation=self._account.invocation,
                 number=self._published,
                 tool=tool,
                 status=status,
                 seconds=seconds,
                 fingerprint=fingerprint,
-                turn=self._run.part.turns,
+                turn=self._account.part.turns,
                 limit=limit,
             )
         )
 
     def log(self, tool: str, arguments: object, result: str, *, trigger: bool) -> None:
         """Write an answered call with its contents to the tool log, if there is one."""
-        log = self._run.services.tool_log
+        log = self._account.services.tool_log
         if log is not None:
             # Numbered separately: refused calls are published but not logged.
             self._logged += 1
-            log.write(self._run.invocation, self._logged, tool, arguments, result, trigger=trigger)
+            log.write(
+                self._account.invocation, self._logged, tool, arguments, result, trigger=trigger
+            )
 
     def _spent(self, tool: str) -> Iterator[tuple[Breach, Budget]]:
         """Yield every limit that allows no further call of `tool`, with its budget."""
-        run = self._run
-        per_tool = (run.policy.limits.max_calls_per_tool or {}).get(tool)
+        account = self._account
+        per_tool = (account.policy.limits.max_calls_per_tool or {}).get(tool)
         caps: list[tuple[str, int | None, int, str | None, Budget]] = [
-            ("max_calls_per_tool", per_tool, self.by_tool.get(tool, 0), tool, run.budget)
+            ("max_calls_per_tool", per_tool, self.by_tool.get(tool, 0), tool, account.budget)
         ]
-        for budget in run.budgets:
+        for budget in account.budgets:
             limit = budget.prefix + "max_tool_calls"
             cap = budget.policy.limits.max_tool_calls
             caps.append((limit, cap, budget.tally.tool_calls, None, budget))
@@ -1216,7 +1258,7 @@ class ToolCalls:
 
     def _count(self, tool: str, change: int) -> None:
         self.by_tool[tool] = self.by_tool.get(tool, 0) + change
-        for budget in self._run.budgets:
+        for budget in self._account.budgets:
             budget.tally.tool_calls += change
 
 
