@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 from otel_limits import ModelCall
-from otel_limits.runs.run import CallTracker, Run
+from otel_limits.runs.call_tracker import CallTracker
+from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

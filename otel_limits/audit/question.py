@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from otel_limits.audit.answer import Answer, CellKind, Column
     from otel_limits.core.wording import ProgressBar
     from otel_limits.ledger.address import Address
-    from otel_limits.ledger.reading import WaitingRows
     from otel_limits.ledger.selection import Selection
+    from otel_limits.ledger.waiting_rows import WaitingRows
 
 
 LEVEL: Final = "level"

@@ -27,8 +27,9 @@ from otel_limits.core.failures import first_line, without_moving_parts
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
 from otel_limits.runs.registry import CURRENT, TASK_SCOPE, current_scope, for_threads
-from otel_limits.runs.run import ADMITTED, Run, ToolAdmission
+from otel_limits.runs.run import Run
 from otel_limits.runs.tasks import UNKNOWN_INPUT
+from otel_limits.runs.tool_calls import ADMITTED, ToolAdmission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable

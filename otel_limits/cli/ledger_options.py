@@ -189,7 +189,7 @@ def _unusable(address: Address, reason: str, *, has_damage: bool) -> LedgerError
 def with_exact_sums(inquiry: AuditQuery, answer: Callable[[], T]) -> T:
     """Answer; and again with exact sums if a SQLite sum exceeds 64 bits."""
     from otel_limits.ledger.database import DatabaseError
-    from otel_limits.ledger.reading import add_up_exactly
+    from otel_limits.ledger.spending import add_up_exactly
 
     try:
         return answer()

@@ -14,8 +14,8 @@ span. `traces.py` decides which spans are calls and which sums count, and `dupli
 calls the ledger already has. `imports.py` makes rows of them, which are then priced, inserted and
 queried as live ones are.
 
-Queries: `reading.py` opens a ledger after it has taken in the rows of spill files. `selection.py`
-has the conditions; the statements are in `spending.py` for sums of model calls, `whole_tasks.py`
+Queries: `reading.py` opens a ledger after `waiting_rows.py` has written the rows of spill files to
+it. `selection.py` has the conditions; the statements are in `spending.py` for sums of model calls, `whole_tasks.py`
 for tasks, `quota_usage.py` for quotas, `reconciling.py` for what metrics and bills count,
 `proof.py` for checks, and `queries.py` for the others.
 

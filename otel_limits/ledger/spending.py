@@ -15,7 +15,6 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.ledger.calendar import PERIODS, QUARTER
-from otel_limits.ledger.reading import ADDS_EXACTLY
 from otel_limits.ledger.repricing import RECORDED_PICO
 from otel_limits.ledger.rows import UNKNOWN_SIZE
 from otel_limits.ledger.schema import (
@@ -183,3 +182,35 @@ def columns_for(by: Sequence[str], zone: tzinfo) -> list[str]:
     if zone is not timezone.utc:
         return list(dict.fromkeys(QUARTER if name in PERIODS else name for name in by))
     return list(dict.fromkeys("day" if name in DAYS else name for name in by))
+
+
+# --- sums beyond 64 bits --------------------------------------------------------------------------
+
+ADDS_EXACTLY: Final = "otel_limits_adds_exactly"
+"""Marks a connection whose sums have no bound; those of another one would."""
+
+
+class ExactSum:
+    """An unbounded `sum()` that replaces SQLite's: many times slower, and exact."""
+
+    def __init__(self) -> None:
+        """Start with no values, whose sum is null."""
+        self._sum: int | None = None
+
+    def step(self, value: int | None) -> None:
+        """Add one value; nulls are ignored."""
+        if value is not None:
+            self._sum = (self._sum or 0) + int(value)
+
+    def finalize(self) -> int | str | None:
+        """Return the sum, as text if it exceeds a column."""
+        if self._sum is None or -(2**63) <= self._sum < 2**63:
+            return self._sum
+        return str(self._sum)
+
+
+def add_up_exactly(connection: sa.Connection) -> None:
+    """Make a SQLite connection add up without a bound."""
+    driver: Any = connection.connection.driver_connection
+    driver.create_aggregate("sum", 1, ExactSum)
+    connection.info[ADDS_EXACTLY] = True

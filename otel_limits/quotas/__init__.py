@@ -22,8 +22,8 @@ A model call, from its reservation to its settled count:
    `recovery` charges it if a ledger has its usage.
 
 If the store is unavailable, `engine` decides by `fallback`, and `store_worker` keeps settlements
-until it recovers. Lost counts are restored from the counts that each process saw, which `fallback`
-keeps, and by `recovery` from a ledger. `kill_listener` receives kills and releases from other
+until it recovers. Lost counts are restored from the counts that each process saw (`known_counts`),
+and by `recovery` from a ledger. `kill_listener` receives kills and releases from other
 processes.
 
 `section` reads the quotas of a policy file into `quota`. `refusals` writes the reasons of refused

@@ -1,4 +1,4 @@
-"""Counts that a process has seen: to decide without the store, and for one that lost them."""
+"""Decisions without the store, by the counts that a process has seen."""
 
 from __future__ import annotations
 
@@ -9,28 +9,14 @@ from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from otel_limits.quotas.known_counts import MAX_KNOWN, latest
 from otel_limits.quotas.memory import MemoryStore
-from otel_limits.quotas.store import (
-    LOOKED_AT,
-    Count,
-    CountName,
-    CountState,
-    Demand,
-    KnownCount,
-    Operation,
-    QuotaKey,
-    ReadCounts,
-    Reply,
-    Reserve,
-    Settle,
-)
+from otel_limits.quotas.store import LOOKED_AT, Count, CountState, Demand, QuotaKey, Reply, Reserve
 
 if TYPE_CHECKING:
     from otel_limits.quotas.needs import Asked, QuotaNeed, QuotaReservation
     from otel_limits.quotas.quota import Quota
 
-
-# --- decisions without the store ------------------------------------------------------------------
 
 # A local share is only as accurate as the last read.
 LOOK_SECONDS: Final = 1.0
@@ -297,64 +283,3 @@ class Fallback:
         return replace(
             demand, count=count, limit=limit, known=0, alone=alone, lease_seconds=None, waits=0.0
         )
-
-
-# --- counts to restore ----------------------------------------------------------------------------
-# A server that restarts without its last data, or a replica that takes over, has smaller counts
-# than before. Every process then sends the last usage that it saw, and the greatest of each count
-# wins.
-
-MAX_KNOWN: Final = 10_000
-"""Counts that a process remembers at most: those it saw last."""
-
-
-class Knowledge:
-    """The last seen usage of counts. Not thread-safe."""
-
-    def __init__(self) -> None:
-        """Know nothing yet."""
-        self._known: OrderedDict[CountName, KnownCount] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        """Return whether any count is known."""
-        return bool(self._known)
-
-    def observe(self, operation: Operation, reply: Reply) -> None:
-        """Remember the counts in a reply."""
-        # Not strict: an operation that changed nothing has no counts in its reply.
-        for count, state in zip(_counts_of(operation), reply.states, strict=False):
-            known = self._known.get(count.name, KnownCount(count, 0))
-            last = latest(CountState(known.used, 0, 0, reset=known.reset), state)
-            # A concurrency quota, for one, has no usage.
-            if not last.used and not last.reset:
-                continue
-            # A rule may have changed: the store keeps the count for its longest window.
-            longest = max(count, known.count, key=lambda each: each.window.end)
-            self._known[count.name] = KnownCount(longest, last.used, last.reset)
-            self._known.move_to_end(count.name)
-            if len(self._known) > MAX_KNOWN:
-                self._known.popitem(last=False)
-
-    def of_windows_at(self, now: float) -> list[KnownCount]:
-        """Return what is known of windows that contain a time, the store's, or begin later."""
-        return [each for each in self._known.values() if each.count.window.end > now]
-
-
-def latest(known: CountState, found: CountState) -> CountState:
-    """Return a state that was found, but never with less usage than was known since its reset."""
-    # The usage of a token bucket flows back.
-    if found.full_at:
-        return found
-    if (found.reset, found.used) < (known.reset, known.used):
-        return replace(found, used=known.used, reset=known.reset)
-    return found
-
-
-def _counts_of(operation: Operation) -> list[Count]:
-    if isinstance(operation, Reserve):
-        return [each.count for each in operation.demands]
-    if isinstance(operation, Settle):
-        return [each.count for each in operation.charges]
-    if isinstance(operation, ReadCounts):
-        return [count for count, _ in operation.counts]
-    return []

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.wording import pluralize
-from otel_limits.quotas.fallback import Knowledge, look_seconds
+from otel_limits.quotas.fallback import look_seconds
+from otel_limits.quotas.known_counts import Knowledge
 from otel_limits.quotas.store import (
     CountConversation,
     Diagnoses,

@@ -5,9 +5,11 @@ Out: verdicts for the binding, and events for the observers.
 May touch: the registry, which is the only shared mutable state, and the clock. It calls no code of
 others while it holds a lock.
 
-`registry` starts an invocation, a `Run` of `run`, which counts its model calls (`calls`), tools and
-time. `budget` compares the counts with the limits: its own, and those of the trees around it.
-`clock` calls the run when a time limit is due. `dispatcher` passes its events to the observers.
+`registry` starts an invocation, a `Run` of `run`. `call_tracker` admits and counts its model calls,
+each an `InFlightCall` of `calls`, and `tool_calls` its tool calls. Both decide by its `account`,
+which compares the counts of each `budget` with the limits: its own, and those of the trees around
+it. `clock` calls the run when a time limit is due. `dispatcher`, one of the `services` that all
+invocations share, passes its events to the observers.
 
 `registry` also knows for which invocation a task or a thread works, and `spans` to which one a span
 belongs, and which spans show the same model call.

@@ -21,7 +21,8 @@ from otel_limits.core.policy import KILLED, Policy
 from otel_limits.core.terms import billable_call
 from otel_limits.runs.budget import Budget, new_tree
 from otel_limits.runs.conversations import Conversation, conversation_hash
-from otel_limits.runs.run import Group, Run, Services
+from otel_limits.runs.run import Group, Run
+from otel_limits.runs.services import Services
 from otel_limits.runs.spans import Spans
 from otel_limits.runs.tasks import UNKNOWN_INPUT, Task
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from otel_limits.quotas.fallback import Knowledge
+from otel_limits.quotas.known_counts import Knowledge
 from otel_limits.quotas.store import (
     FOREVER,
     REMEMBERED_CALLS,

@@ -13,14 +13,15 @@ from strands import tool
 from otel_limits import Cycle, Limits, ModelCall, Started, Stop, ToolCall, Turn, enable
 from otel_limits.core.policy import Policy
 from otel_limits.core.usage import Usage, measured
+from otel_limits.runs.call_tracker import add_call
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import MAX_AGE_SECONDS, RunRegistry
-from otel_limits.runs.run import Run, add_call
 from otel_limits.runs.spans import MAX_ENDED
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 
 if TYPE_CHECKING:
     from otel_limits.core.events import Event
+    from otel_limits.runs.run import Run
     from tests.conftest import MakeAgent, Metric
 
 
@@ -137,7 +138,7 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
             raise failure
         add_call(*what, **more)
 
-    monkeypatch.setattr("otel_limits.runs.run.add_call", fail_once)
+    monkeypatch.setattr("otel_limits.runs.call_tracker.add_call", fail_once)
     run = start(runs, "a")
     with pytest.raises(RecursionError):
         run.calls.settle(run.calls.open(InFlightCall("m", 7)), measured(Usage(input=7)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_limits.audit.reconcile import counters_of
+from otel_limits.audit.counter_growth import counters_of
 from otel_limits.cli import main
 from otel_limits.core.errors import LedgerError
 from otel_limits.dashboards.api import WebAddress
