@@ -6,5 +6,6 @@ May touch: a ledger, bills and a Prometheus, and only to read them.
 
 `questions.py` lists them, and each has a module. Parts of one question are `compare.py`,
 `forecast.py` and `completeness.py` of `spend`, `counter_growth.py`, `reconcile_bill.py`,
-`bill_differences.py` and `bills/` of `reconcile`, and `findings.py` of `verify`. The other modules are used by several.
+`bill_differences.py` and `bills/` of `reconcile`, and `findings.py` of `verify`. The other modules
+are used by several.
 """

@@ -15,9 +15,9 @@ calls the ledger already has. `imports.py` makes rows of them, which are then pr
 queried as live ones are.
 
 Queries: `reading.py` opens a ledger after `waiting_rows.py` has written the rows of spill files to
-it. `selection.py` has the conditions; the statements are in `spending.py` for sums of model calls, `whole_tasks.py`
-for tasks, `quota_usage.py` for quotas, `reconciling.py` for what metrics and bills count,
-`proof.py` for checks, and `queries.py` for the others.
+it. `selection.py` has the conditions; the statements are in `spending.py` for sums of model calls,
+`whole_tasks.py` for tasks, `quota_usage.py` for quotas, `reconciling.py` for what metrics and bills
+count, `proof.py` for checks, and `queries.py` for the others.
 
 Maintenance: `closing.py`, `merging.py` and `repricing.py`, and `maintenance.py` for what was
 deleted, lost or accepted. Files for other programs: `file_export.py` and `focus.py`.

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 
 class Account:
-    """The usage of an invocation, and the decision whether its limits and those around it are reached.
+    """The usage of an invocation, and the decision whether it may go on.
 
-    Its model calls, its tool calls and its time are counted here, and decided on by `decide`.
+    `decide` compares its model calls, tool calls and time with its limits, and with those of the
+    trees and the conversation around it.
     """
 
     killed = False
