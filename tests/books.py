@@ -165,7 +165,9 @@ class Books:
                 self.check(run, verdict, with_reserved=False)
         return verdict
 
-    def _admit(self, original: Any, calls: Any, call: InFlightCall, **how: Any) -> Verdict | None:
+    def _admit_by_limits(
+        self, original: Any, calls: Any, call: InFlightCall, **how: Any
+    ) -> Verdict | None:
         run = self.run_of[calls]
         with run.services.lock:
             verdict: Verdict | None = original(calls, call, **how)
@@ -217,7 +219,10 @@ class Books:
 PLACES: Final = (
     (Run, "__init__"),
     (Run, "check_limits"),
-    *((CallTracker, each) for each in ("admit", "reserve", "resume", "settle", "settle_all")),
+    *(
+        (CallTracker, each)
+        for each in ("admit_by_limits", "reserve", "resume", "settle", "settle_all")
+    ),
     *((CallTracker, each) for each in ("on_response_accepted", "release_unused", "release")),
 )
 

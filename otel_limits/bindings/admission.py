@@ -117,7 +117,7 @@ class Admission:
 
     # --- one model call of the loop ---------------------------------------------------------------
 
-    async def admit(
+    async def admit_call(
         self,
         call: InFlightCall,
         attributes: Mapping[str, object],
@@ -133,7 +133,7 @@ class Admission:
             await self.settle_quotas(call.id)
         return refusal
 
-    def admit_blocking(
+    def admit_call_blocking(
         self,
         call: InFlightCall,
         attributes: Mapping[str, object],
@@ -141,7 +141,7 @@ class Admission:
         can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
-        """Do the same as `admit` in a thread that may block."""
+        """Do the same as `admit_call` in a thread that may block."""
         request = self.request(call, attributes)
         against = None if request is None else wait_for(self.ask_quotas(request))
         refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
@@ -187,7 +187,7 @@ class Admission:
         is_refused = self.verdict is not None or self.wrapping is not None
         if self.gate is None or (is_refused and not self.may_repeat_last):
             return None
-        return await self.gate.admit(request)
+        return await self.gate.admit_by_quotas(request)
 
     @suppress_errors_async("quotas")
     async def settle_quotas(self, call_id: str = "") -> None:
@@ -242,7 +242,7 @@ class Admission:
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
         can_be_last = can_be_last and not run.budget.wrapped_up
-        verdict = run.calls.admit(call, turn=not call.formats_answer, last=can_be_last)
+        verdict = run.calls.admit_by_limits(call, turn=not call.formats_answer, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
         for each in (verdict, against):
             if each is None:
@@ -335,7 +335,7 @@ def can_be_extended(verdict: Verdict) -> bool:
 def admit_side_call(run: Run, call: InFlightCall) -> None:
     """Reserve usage for a side call, or raise the error of the limit that it would exceed."""
     try:
-        verdict = run.calls.admit(call)
+        verdict = run.calls.admit_by_limits(call)
         if verdict is not None and verdict.action == "observe" and not run.finished:
             run.halt(verdict, "observed")
     except Exception as error:  # noqa: BLE001  the agent must not feel it

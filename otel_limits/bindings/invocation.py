@@ -373,7 +373,7 @@ class InvocationInProgress(Admission):
         turn = RequestedTurn(text)
         self.turns.append(turn)
         for identity, name, arguments in requested:
-            tool = RequestedTool(name, arguments, self.run.tools.admit(name))
+            tool = RequestedTool(name, arguments, self.run.tools.admit_tool(name))
             turn.tools[identity] = self.tools[identity] = tool
 
     @suppress_errors("binding")
@@ -412,7 +412,7 @@ class InvocationInProgress(Admission):
 
     def resume_tool(self, identity: str, name: str, arguments: object) -> RequestedTool:
         """Begin a tool that a response of an earlier, interrupted invocation has requested."""
-        tool = RequestedTool(name, arguments, self.run.tools.admit(name))
+        tool = RequestedTool(name, arguments, self.run.tools.admit_tool(name))
         if self.resumed is None or self.resumed not in self.turns:
             self.resumed = RequestedTurn("")
             self.turns.append(self.resumed)

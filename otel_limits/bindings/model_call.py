@@ -531,7 +531,7 @@ class ModelCallInProgress(ABC):
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
-            refusal = await invocation.admit(
+            refusal = await invocation.admit_call(
                 call,
                 invocation.attributes,
                 can_be_last=not self.obstacle,
@@ -552,7 +552,7 @@ class ModelCallInProgress(ABC):
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         for call in self.calls:
-            refusal = invocation.admit_blocking(
+            refusal = invocation.admit_call_blocking(
                 call,
                 invocation.attributes,
                 can_be_last=not self.obstacle,

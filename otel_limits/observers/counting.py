@@ -332,7 +332,7 @@ class CountingObserver(SeriesKeeper):
     def _quota_use(self, event: events.QuotaUse) -> None:
         """Show the usage of a key if it is among those closest to their limit."""
         # Wall clock time, as in the shared store.
-        is_shown, dropped = self._quota_keys.admit(event, time.time())
+        is_shown, dropped = self._quota_keys.consider(event, time.time())
         if dropped is not None:
             for spec in QUOTA_GAUGES:
                 self.drop(spec, clean(event.quota), clean(dropped))
@@ -406,7 +406,7 @@ class QuotaKeys:
         self._count: Counter[str] = Counter()
         self._shown: dict[str, dict[str, KeyUtilization]] = {}
 
-    def admit(self, use: QuotaUse, now: float) -> tuple[bool, str | None]:
+    def consider(self, use: QuotaUse, now: float) -> tuple[bool, str | None]:
         """Return whether to show a key, and the key that it replaces.
 
         Args:

@@ -80,7 +80,7 @@ class ConversationSync:
         self._shared.reset()
         self._reset()
 
-    async def admit(self, request: AdmissionRequest) -> Verdict | None:
+    async def refresh(self, request: AdmissionRequest) -> Verdict | None:
         """Take over the usage of other processes before a call is decided on.
 
         Returns:

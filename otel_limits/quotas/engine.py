@@ -105,17 +105,17 @@ class Engine:
 
     # --- admission and settlement -----------------------------------------------------------------
 
-    async def admit(self, request: AdmissionRequest) -> Verdict | None:
+    async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
         try:
             if self._conversations is not None:
-                refusal = await self._conversations.admit(request)
+                refusal = await self._conversations.refresh(request)
                 if refusal is not None:
                     return refusal
             reservation = self._reservations.open(request)
             if reservation is None:
                 return None
-            return self._leave_unpriced(reservation) or await self._admit(reservation)
+            return self._leave_unpriced(reservation) or await self._reserve_or_refuse(reservation)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             INTERNAL_ERRORS.report("quotas", error)
             return None
@@ -179,7 +179,7 @@ class Engine:
             self._reservations.drop(reservation)
         return verdict
 
-    async def _admit(self, reservation: QuotaReservation) -> Verdict | None:
+    async def _reserve_or_refuse(self, reservation: QuotaReservation) -> Verdict | None:
         if not reservation.needs:
             return None
         try:

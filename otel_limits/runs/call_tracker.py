@@ -70,7 +70,7 @@ class CallTracker:
         self.unreported = UnreportedCalls(account, spans, self.settle)
         """Calls that only spans show, without their tokens."""
 
-    def admit(
+    def admit_by_limits(
         self,
         call: InFlightCall,
         *,

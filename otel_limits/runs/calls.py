@@ -158,7 +158,7 @@ class QuotaGate(Protocol):
             The event to publish: a model call with its quota charges. `None` on failure.
         """
 
-    async def admit(self, request: AdmissionRequest) -> Verdict | None:
+    async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Return the reason to refuse a call; `None` to admit it.
 
         A verdict with the action `observe` is only recorded: the call is sent anyway.

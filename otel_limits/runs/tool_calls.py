@@ -48,7 +48,7 @@ class ToolCalls:
         # Only of this very turn: after a response without tools there are no results.
         return called if turn == self._account.tally.turns else {}
 
-    def admit(self, tool: str) -> ToolAdmission:
+    def admit_tool(self, tool: str) -> ToolAdmission:
         """Count a requested call of `tool`, unless a limit refuses it."""
         account, observed = self._account, None
         with account.services.lock:

@@ -101,7 +101,7 @@ class Process:
     async def ask(self, output_cap: int | None = 100) -> tuple[Invocation, Verdict | None]:
         """Request a call of a new invocation."""
         request = self.request(output_cap)
-        return request.invocation, await self.engine.admit(request)
+        return request.invocation, await self.engine.admit_by_quotas(request)
 
     async def end(self, invocation: Invocation, output: int) -> None:
         """Record an answer of `tokens` tokens."""
@@ -142,7 +142,7 @@ def one_admission(server: Server) -> float:
             bare.append(time.perf_counter() - began)
             request = process.request()
             began = time.perf_counter()
-            await process.engine.admit(request)
+            await process.engine.admit_by_quotas(request)
             admitted.append(time.perf_counter() - began)
             await process.end(request.invocation, 50)
         return statistics.median(admitted) / statistics.median(bare)

@@ -74,7 +74,7 @@ class Worker:
         name = f"i{next(NUMBERS)}"
         invocation = Invocation(agent=agent, id=name, root_id=name)
         request = AdmissionRequest(invocation=invocation, model="m", input=1, output_cap=tokens - 1)
-        return None if await self.engine.admit(request) else invocation
+        return None if await self.engine.admit_by_quotas(request) else invocation
 
     def end(self, invocation: Invocation) -> None:
         """Settle the call at its actual usage."""

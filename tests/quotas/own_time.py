@@ -337,7 +337,7 @@ class SimulatedFleet:
             output_cap=1,
             is_cancelled=lambda: call.is_cancelled,
         )
-        call.task = worker.loop.create_task(worker.engine.admit(request))
+        call.task = worker.loop.create_task(worker.engine.admit_by_quotas(request))
         self.calls.append(call)
 
     def settle(self, call: Call) -> None:

@@ -156,7 +156,7 @@ def call_once(run: Run) -> None:
 def test_an_evicted_call_is_settled(runs: RunRegistry, told: list[Event]) -> None:
     """An in-flight call is charged its input, once, whatever arrives later."""
     run, call = start(runs, "a"), InFlightCall("m", 100)
-    run.calls.admit(call, turn=True)
+    run.calls.admit_by_limits(call, turn=True)
     run.calls.open(call)
     for agent in "bcd":
         start(runs, agent)

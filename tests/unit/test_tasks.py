@@ -50,7 +50,7 @@ def run_turn(run: Run) -> None:
     call = run.calls.open(InFlightCall("m"))
     run.calls.settle(call, measured(Usage(input=10, output=5)))
     run.turn()
-    run.tools.admit("search")
+    run.tools.admit_tool("search")
     run.check_loops([Call(tool="search", request="a", result="b")], "")
 
 

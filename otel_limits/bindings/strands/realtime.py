@@ -260,7 +260,7 @@ class RealtimeInvocation(InvocationInProgress):
             call.terms = AUDIO
         if known_provider(agent.model.__class__) is None:
             call.terms = replace(call.terms, own_class=call.provider)
-        verdict = run.calls.admit(call, turn=True)
+        verdict = run.calls.admit_by_limits(call, turn=True)
         call.is_of_loop = call.answered = True
         run.calls.open(call)
         if verdict is not None:
