@@ -126,9 +126,9 @@ class Admission:
         can_ask: bool = True,
     ) -> Refusal | None:
         """Wait for quotas, then decide whether a call may be sent. See `decide`."""
-        request = self.request(call, attributes)
-        against = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
+        request = self.admission_request(call, attributes)
+        quota_verdict = None if request is None else await self.ask_quotas(request)
+        refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None:
             await self.settle_quotas(call.id)
         return refusal
@@ -142,9 +142,9 @@ class Admission:
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit_call` in a thread that may block."""
-        request = self.request(call, attributes)
-        against = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, against, can_be_last=can_be_last, can_ask=can_ask)
+        request = self.admission_request(call, attributes)
+        quota_verdict = None if request is None else wait_for(self.ask_quotas(request))
+        refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas(call.id))
         return refusal
@@ -168,10 +168,10 @@ class Admission:
 
     @suppress_lapses("binding")
     def _decided(
-        self, call: InFlightCall, against: Verdict | None, *, can_be_last: bool, can_ask: bool
+        self, call: InFlightCall, quota_verdict: Verdict | None, *, can_be_last: bool, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.decide(call, against, can_be_last=can_be_last, can_ask=can_ask)
+        return self.decide(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 
@@ -196,7 +196,7 @@ class Admission:
             await self.gate.settle(self.run.invocation.id, call_id)
 
     @suppress_errors("binding")
-    def request(
+    def admission_request(
         self, call: InFlightCall, attributes: Mapping[str, object]
     ) -> AdmissionRequest | None:
         """Describe a call for the quotas; `None` if there are none."""
@@ -222,7 +222,7 @@ class Admission:
     def decide(
         self,
         call: InFlightCall,
-        against: Verdict | None = None,
+        quota_verdict: Verdict | None = None,
         *,
         can_be_last: bool = True,
         can_ask: bool = True,
@@ -231,20 +231,20 @@ class Admission:
 
         Args:
             call: The call. It is the model's last answer if it is `last_call` afterwards.
-            against: A quota's refusal.
+            quota_verdict: The refusal of a quota.
             can_be_last: It can be sent without tools, as a last answer.
             can_ask: A human can be asked before it is sent.
         """
         run = self.run
         pending = self.verdict or self.wrapping
-        if pending is not None and self._repeats_last(call, against):
+        if pending is not None and self._repeats_last(call, quota_verdict):
             return None
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
         can_be_last = can_be_last and not run.budget.wrapped_up
         verdict = run.calls.admit_by_limits(call, turn=not call.formats_answer, last=can_be_last)
         can_be_last = can_be_last and call.reservation is not None
-        for each in (verdict, against):
+        for each in (verdict, quota_verdict):
             if each is None:
                 continue
             action = each.action or run.policy.action
@@ -269,10 +269,12 @@ class Admission:
         """True while the last answer has failed, and a fallback may give it."""
         return self.verdict is None and self.wrapping is not None and self.last_call is None
 
-    def _repeats_last(self, call: InFlightCall, against: Verdict | None) -> bool:
+    def _repeats_last(self, call: InFlightCall, quota_verdict: Verdict | None) -> bool:
         """Admit a call as one more attempt at the last answer, if quotas and limits leave room."""
         policy = self.run.policy
-        is_spent = against is not None and (against.action or policy.action) != "observe"
+        is_spent = (
+            quota_verdict is not None and (quota_verdict.action or policy.action) != "observe"
+        )
         if is_spent or not self.may_repeat_last or not self.run.calls.admit_again(call):
             return False
         call.is_of_loop, self.last_call, self.side_verdict = True, call, None

@@ -525,7 +525,7 @@ class ModelCallInProgress(ABC):
         """
         invocation = self.invocation
         if invocation is None or self.is_admitted:
-            self._admit_aside()
+            self._admit_side_calls()
             return None
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
@@ -546,7 +546,7 @@ class ModelCallInProgress(ABC):
         """Do the same as `admit` in a thread that may block."""
         invocation = self.invocation
         if invocation is None or self.is_admitted:
-            self._admit_aside()
+            self._admit_side_calls()
             return None
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
@@ -563,7 +563,7 @@ class ModelCallInProgress(ABC):
                 return refusal
         return self._opened(invocation)
 
-    def _admit_aside(self) -> None:
+    def _admit_side_calls(self) -> None:
         if not self.is_admitted:
             for call in self.calls:
                 admit_side_call(self.run, call)

@@ -168,7 +168,7 @@ class Engine:
         """Skip quotas in USD if the price is unknown, or refuse because of them."""
         unpriced = [need for need in reservation.needs if need.amount == UNPRICED]
         for need in unpriced:
-            self._decide(reservation, need, "unpriced")
+            self._publish_decision(reservation, need, "unpriced")
         reservation.leave_out(unpriced)
         if reservation.request.unpriced != "halt":
             return None
@@ -204,7 +204,7 @@ class Engine:
         short = [need for need, _ in observed]
         for need in reservation.needs:
             admitted: Decision = "waited" if need.quota.name in admission.waited else "admitted"
-            self._decide(reservation, need, "observed" if need in short else admitted)
+            self._publish_decision(reservation, need, "observed" if need in short else admitted)
         return verdict_of(observed)
 
     async def _reserve(self, reservation: QuotaReservation) -> Reply:
@@ -220,7 +220,7 @@ class Engine:
         """Return the verdict for a refused call."""
         denied = unmet_needs(reservation.asked, admission.reply, enforced=True)
         for need, _ in denied:
-            self._decide(reservation, need, "gave_up" if admission.gave_up else "refused")
+            self._publish_decision(reservation, need, "gave_up" if admission.gave_up else "refused")
         denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
         verdict = verdict_of(denied)
         if verdict is not None and verdict.action == "wrap_up":
@@ -246,7 +246,7 @@ class Engine:
         denied = self._blocked(reservation)
         if not denied:
             outcome = fallback.decide(reservation)
-            self._decide_without_store(reservation, outcome)
+            self._publish_decisions_without_store(reservation, outcome)
             if outcome.is_admitted:
                 self.client.reserve_later(reservation)
                 self.client.hold(reservation)
@@ -267,7 +267,7 @@ class Engine:
             if state is not None and need.is_enforced
         ]
         for need, _ in denied:
-            self._decide(reservation, need, "refused")
+            self._publish_decision(reservation, need, "refused")
         return denied
 
     def _denied(self, outcome: OutageDecision) -> list[Denied]:
@@ -281,23 +281,29 @@ class Engine:
             denied += unmet_needs(outcome.asked, outcome.reply, enforced=True)
         return denied
 
-    def _decide_without_store(self, reservation: QuotaReservation, outcome: OutageDecision) -> None:
+    def _publish_decisions_without_store(
+        self, reservation: QuotaReservation, outcome: OutageDecision
+    ) -> None:
         if outcome.unanswered:
             for need, _ in outcome.unanswered:
-                self._decide(reservation, need, "degraded_denied")
+                self._publish_decision(reservation, need, "degraded_denied")
             return
         local: Decision = (
             "degraded_local_admitted" if outcome.is_admitted else "degraded_local_refused"
         )
         for need, rule in outcome.rules:
             if rule == "grace" and outcome.is_admitted:
-                self._decide(reservation, need, "degraded_grace_admitted")
+                self._publish_decision(reservation, need, "degraded_grace_admitted")
             elif rule != "grace":
-                self._decide(reservation, need, local if rule == "local" else "degraded_allowed")
+                self._publish_decision(
+                    reservation, need, local if rule == "local" else "degraded_allowed"
+                )
 
     # --- events -----------------------------------------------------------------------------------
 
-    def _decide(self, reservation: QuotaReservation, need: QuotaNeed, decision: Decision) -> None:
+    def _publish_decision(
+        self, reservation: QuotaReservation, need: QuotaNeed, decision: Decision
+    ) -> None:
         self._publish(decision_of(reservation, need, decision))
 
     def _publish_use(self, reservation: QuotaReservation, states: Iterable[CountState]) -> None:

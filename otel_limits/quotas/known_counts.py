@@ -26,7 +26,7 @@ MAX_KNOWN: Final = 10_000
 """Counts that a process remembers at most: those it saw last."""
 
 
-class Knowledge:
+class KnownCounts:
     """The last seen usage of counts. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.fallback import look_seconds
-from otel_limits.quotas.known_counts import Knowledge
+from otel_limits.quotas.known_counts import KnownCounts
 from otel_limits.quotas.store import (
     CountConversation,
     Diagnoses,
@@ -147,7 +147,7 @@ class ThreadedExecutor:
         self._thread: threading.Thread | None = None
         self._is_down = False
         self.worker = uuid.uuid4().hex
-        self._knowledge = Knowledge()
+        self._known_counts = KnownCounts()
         self._living = 0
         self._to_restore: Sequence[KnownCount] | None = None
 
@@ -339,7 +339,7 @@ class ThreadedExecutor:
         if any(reply.status in ("lost", "closed") for reply in replies):
             raise StoreError(RESTORING)
         for operation, reply in zip(operations, replies, strict=True):
-            self._knowledge.observe(operation, reply)
+            self._known_counts.observe(operation, reply)
             if isinstance(operation, ReadCounts) and operation.worker:
                 self._living = reply.living
         return replies
@@ -370,7 +370,7 @@ class ThreadedExecutor:
         """Send what is known of earlier runs, and all that happened since."""
         # The same again if it fails half-way: usage seen afterwards may be of the new run.
         if self._to_restore is None:
-            known = self._knowledge
+            known = self._known_counts
             self._to_restore = known.of_windows_at(store.now()) if known else ()
             if self._living:
                 logger.warning(

@@ -73,7 +73,7 @@ class Run(Account):
     state: Any = None
     """State that the framework's binding stores with the run."""
     task_scope: Any = None
-    """The tool call or the node that started it, if any: a `current.TaskScope`."""
+    """The tool call or the node that started it, if any: a `registry.TaskScope`."""
     reason: str | None = None
     """Stop reason of the last leg that ended."""
     released = False
@@ -109,7 +109,7 @@ class Run(Account):
         self.tools = ToolCalls(self)
         self.calls = CallTracker(self, self.tools, spans, self.trees_to_answer)
         self.started_wall = time.time()
-        self.time_limit = TimeLimit(self, self.check_limits)
+        self.time_limit = TimeLimit(self)
         self._forget = forget
         self._find_failures()
         self.halted: dict[str, tuple[Run, Verdict]] = {}
@@ -497,10 +497,9 @@ class Group:
 class TimeLimit:
     """The next deadline of one invocation."""
 
-    def __init__(self, run: Run, check_limits: Callable[[], Verdict | None]) -> None:
+    def __init__(self, run: Run) -> None:
         """Create a time limit that is not running yet."""
         self._run = run
-        self._check_limits = check_limits
         self._number: int | None = None
         self._observed_until = -math.inf
         """Deadlines until this moment have been published as would-be halts."""
@@ -530,7 +529,7 @@ class TimeLimit:
     @suppress_errors("deadlines")
     def _time_is_up(self) -> None:
         # Checked again: a person may have extended the limit since the callback was due.
-        run, verdict = self._run, self._check_limits()
+        run, verdict = self._run, self._run.check_limits()
         if verdict is None or run.cancel is None:
             return
         if verdict.action != "observe":

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from otel_limits.quotas.known_counts import Knowledge
+from otel_limits.quotas.known_counts import KnownCounts
 from otel_limits.quotas.store import (
     FOREVER,
     REMEMBERED_CALLS,
@@ -189,7 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Calls that were counted from the ledger."""
         self.saved = self.kept()
         """The last snapshot, besides usage."""
-        self.knowledge = [Knowledge() for _ in range(WORKERS)]
+        self.knowledge = [KnownCounts() for _ in range(WORKERS)]
         self.suspended: dict[int, bool] = {}
         """Suspended workers, and whether the server lost counts since."""
         self.resets: dict[str, int] = defaultdict(int)
@@ -319,7 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
         for call in self.calls:
             if call.worker == worker and call.status == "admitted":
                 call.status = "dead"
-        self.knowledge[worker] = Knowledge()
+        self.knowledge[worker] = KnownCounts()
         self.suspended.pop(worker, None)
 
     @rule(worker=st.integers(0, WORKERS - 1))

@@ -321,7 +321,7 @@ class RealtimeInvocation(InvocationInProgress):
         call = self._call or InFlightCall(
             model_id(agent.model), 1, provider_of(agent.model.__class__)
         )
-        request = self.request(call, self.attributes)
+        request = self.admission_request(call, self.attributes)
         verdict = None if request is None else await self.ask_quotas(request)
         if verdict is not None:
             self._reach(verdict)

@@ -72,16 +72,16 @@ SENT: Final = frozenset(
 
 def _streamed(model: Any, *args: Any, **options: Any) -> SentRequest | None:
     content = [*args, *(each for name, each in options.items() if name in SENT)]
-    return _described(model, args, options, content, note_chunk)
+    return _request(model, args, options, content, note_chunk)
 
 
 def _structured(model: Any, *args: Any, **options: Any) -> SentRequest | None:
     output_model = args[0] if args else options.get("output_model")
     content = [*args[1:], *(each for name, each in options.items() if name in SENT)]
-    return _described(model, args, options, [content, schema_of(output_model)], note_output)
+    return _request(model, args, options, [content, schema_of(output_model)], note_output)
 
 
-def _described(
+def _request(
     model: Any,
     args: Sequence[Any],
     options: Mapping[str, Any],
