@@ -117,34 +117,12 @@ class Run(Account):
         self.has_handed_off = False
         """True while another agent continues its conversation, and so gives its last answer."""
 
-    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
-        """Record and publish the halt; a would-be halt is published once."""
-        if self.action == "observed" and action == "observed":
-            return
-        self.raised = action == "raised"
-        # A kill is not a limit, and whatever counts limits must not count it.
-        action = "killed" if verdict.reason == KILLED_STOP_REASON else action
-        self.action = action
-        self.verdict = verdict
-        # Composed here once, because everything that reports it runs deeper in the stack.
-        self.sentence = for_operator(self.invocation.agent, verdict, action)
-        self.services.observers.publish(
-            events.Halt(
-                invocation=self.invocation,
-                reason=verdict.reason,
-                breaches=verdict.breaches,
-                action=action,
-                sentence=self.sentence,
-            )
-        )
+    # --- cycles, legs and turns -------------------------------------------------------------------
 
-    def freeze_outcome(self) -> bool:
-        """Make the outcome final, so that no later kill changes it; True if killed before."""
-        with self.services.lock:
-            self.outcome_frozen = True
-            return self.killed
-
-    # --- events -----------------------------------------------------------------------------------
+    def cycle(self) -> None:
+        """Count an event loop cycle that begins."""
+        self.tally.cycles += 1
+        self.services.observers.publish(events.Cycle(invocation=self.invocation))
 
     def leg(self) -> None:
         """Start a leg: iterations start again."""
@@ -158,111 +136,9 @@ class Run(Account):
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
 
-    @property
-    def is_outermost_loop(self) -> bool:
-        """True unless code of another invocation started it, such as a node of a graph.
-
-        An agent that a tool calls answers the tool, so nothing takes its answer for another's.
-        """
-        around, scope = self.parent, self.task_scope
-        return around is None or (scope is not None and scope.owner is around)
-
-    @property
-    def answers_for_tree(self) -> bool:
-        """True if it would write the last answer of a tree that is exhausted."""
-        default = self.budgets.unpriced_default
-        return any(
-            any(tree.reached(with_reserved=True, unpriced_default=default))
-            for tree in self.trees_to_answer()
-        )
-
-    def trees_to_answer(self) -> tuple[Budget, ...]:
-        """Return the enclosing trees whose last answer this invocation would write.
-
-        It has made a turn, and no other running invocation encloses it. Or it is the agent with
-        which the tree began, such as a supervisor, and what encloses it only calls agents, as a
-        graph does.
-        """
-        enclosed: set[int] = set()
-        called: set[int] = set()
-        around = self.parent
-        while around is not None:
-            if isinstance(around, Run) and not (around.finished or around.has_handed_off):
-                trees = enclosed if around.tally.turns else called
-                trees.update(map(id, around.trees))
-            around = around.parent
-        name = self.invocation.agent
-        return tuple(
-            tree
-            for tree in self.trees
-            if id(tree) not in enclosed
-            and (
-                tree.leader == name
-                if id(tree) in called
-                else self.tally.turns or tree.is_of_conversation  # it has turns of earlier ones
-            )
-        )
-
-    def note_halt(self, sentence: str, verdict: Verdict) -> None:
-        """Note a sentence that a tool of an enclosing invocation may return to its model."""
-        around = self.parent
-        while around is not None:
-            if isinstance(around, Run):
-                around.halted[sentence] = (self, verdict)
-            around = around.parent
-
-    def may_ask(self, verdict: Verdict) -> bool:
-        """Claim the question about a limit. A conversation has one, not one per message."""
-        breach = verdict.breach
-        if breach is None or not breach.limit.startswith(CONVERSATION_PREFIX):
-            return True
-        with self.services.lock:
-            for each in self._conversations():
-                cap = dict(each.policy.limits.items()).get(without_prefix(breach.limit))
-                if cap == breach.cap and each.asked_by in ("", self.invocation.id):
-                    each.asked_by = self.invocation.id
-                    return True
-        return False
-
-    def extend_conversation(self, more: Limits) -> None:
-        """Raise the limits of the conversation about which a person was asked."""
-        if more.active:
-            with self.services.lock:
-                for each in self._conversations():
-                    if each.asked_by:
-                        each.extend(more)
-
-    def _conversations(self) -> Iterator[Conversation]:
-        return (each for each in self.trees if isinstance(each, Conversation))
-
-    def extend(self, more: Overrides) -> None:
-        """Raise the limits to what is used now plus `more`."""
-        self.measure_time()
-        self.task.extend(more.limits)
-        self.extend_conversation(more.conversation)
-        # Earlier refusals would remain breaches forever, and end the extended invocation.
-        self.refusals.clear()
-        self.tools.end_turn([ADMITTED])
-        self.time_limit.start()
-
-    def await_answer(self, interrupts: Iterable[str]) -> None:
-        """Keep its task until an interrupt, with which it ends, is answered.
-
-        Args:
-            interrupts: A key of each interrupt, which is also known when the answer comes.
-        """
-        self.task.handoffs = self.handoffs.count
-        self.task.input_hash()  # only the hash is kept
-        self.services.interrupted.keep(interrupts, self.task)
-
     def reset_iterations(self) -> None:
         """Restart iterations: a leg began, or the context overflowed and was reduced."""
         self.tally.iterations = 0
-
-    def cycle(self) -> None:
-        """Count an event loop cycle that begins."""
-        self.tally.cycles += 1
-        self.services.observers.publish(events.Cycle(invocation=self.invocation))
 
     def turn(self, call: InFlightCall | None = None) -> None:
         """Count a model response that was accepted into the conversation.
@@ -332,34 +208,135 @@ class Run(Account):
                 return self.loops.position(kind.name, kind.subject), nudge_note(kind.name)
         return None
 
-    def stop(self, reason: str) -> Stop:
-        """Return how the invocation ends, or would end now."""
-        self.measure_time()
-        part = self.part
-        return Stop(
-            reason=reason,
-            action=self.action,
-            breach=self.verdict.breach if self.verdict else None,
-            breaches=self.verdict.breaches if self.verdict else (),
-            sentence=self.sentence,
-            turns=part.turns,
-            usage=part.usage,
-            agent=self.invocation.agent,
-            trace_id=self.invocation.trace_id,
-            invocation_id=self.invocation.id,
-            cycles=part.cycles,
-            model_calls=part.model_calls,
-            started=self.started_wall,
-            seconds=self.services.now() - self.started,
-            tool_calls=part.tool_calls,
-            levels=self.budgets.levels(),
-            cost=part.cost,
-            unpriced_calls=part.unpriced_calls,
-            raised=self.raised,
-            invocation=self.invocation,
-            task=self.task.usage,
-            repeated_failures=self.repeated_failures,
+    # --- halts ------------------------------------------------------------------------------------
+
+    def halt(self, verdict: Verdict, action: ActionTaken) -> None:
+        """Record and publish the halt; a would-be halt is published once."""
+        if self.action == "observed" and action == "observed":
+            return
+        self.raised = action == "raised"
+        # A kill is not a limit, and whatever counts limits must not count it.
+        action = "killed" if verdict.reason == KILLED_STOP_REASON else action
+        self.action = action
+        self.verdict = verdict
+        # Composed here once, because everything that reports it runs deeper in the stack.
+        self.sentence = for_operator(self.invocation.agent, verdict, action)
+        self.services.observers.publish(
+            events.Halt(
+                invocation=self.invocation,
+                reason=verdict.reason,
+                breaches=verdict.breaches,
+                action=action,
+                sentence=self.sentence,
+            )
         )
+
+    def freeze_outcome(self) -> bool:
+        """Make the outcome final, so that no later kill changes it; True if killed before."""
+        with self.services.lock:
+            self.outcome_frozen = True
+            return self.killed
+
+    def note_halt(self, sentence: str, verdict: Verdict) -> None:
+        """Note a sentence that a tool of an enclosing invocation may return to its model."""
+        around = self.parent
+        while around is not None:
+            if isinstance(around, Run):
+                around.halted[sentence] = (self, verdict)
+            around = around.parent
+
+    # --- the last answer of a tree ----------------------------------------------------------------
+
+    @property
+    def is_outermost_loop(self) -> bool:
+        """True unless code of another invocation started it, such as a node of a graph.
+
+        An agent that a tool calls answers the tool, so nothing takes its answer for another's.
+        """
+        around, scope = self.parent, self.task_scope
+        return around is None or (scope is not None and scope.owner is around)
+
+    @property
+    def answers_for_tree(self) -> bool:
+        """True if it would write the last answer of a tree that is exhausted."""
+        default = self.budgets.unpriced_default
+        return any(
+            any(tree.reached(with_reserved=True, unpriced_default=default))
+            for tree in self.trees_to_answer()
+        )
+
+    def trees_to_answer(self) -> tuple[Budget, ...]:
+        """Return the enclosing trees whose last answer this invocation would write.
+
+        It has made a turn, and no other running invocation encloses it. Or it is the agent with
+        which the tree began, such as a supervisor, and what encloses it only calls agents, as a
+        graph does.
+        """
+        enclosed: set[int] = set()
+        called: set[int] = set()
+        around = self.parent
+        while around is not None:
+            if isinstance(around, Run) and not (around.finished or around.has_handed_off):
+                trees = enclosed if around.tally.turns else called
+                trees.update(map(id, around.trees))
+            around = around.parent
+        name = self.invocation.agent
+        return tuple(
+            tree
+            for tree in self.trees
+            if id(tree) not in enclosed
+            and (
+                tree.leader == name
+                if id(tree) in called
+                else self.tally.turns or tree.is_of_conversation  # it has turns of earlier ones
+            )
+        )
+
+    # --- questions to a person --------------------------------------------------------------------
+
+    def may_ask(self, verdict: Verdict) -> bool:
+        """Claim the question about a limit. A conversation has one, not one per message."""
+        breach = verdict.breach
+        if breach is None or not breach.limit.startswith(CONVERSATION_PREFIX):
+            return True
+        with self.services.lock:
+            for each in self._conversations():
+                cap = dict(each.policy.limits.items()).get(without_prefix(breach.limit))
+                if cap == breach.cap and each.asked_by in ("", self.invocation.id):
+                    each.asked_by = self.invocation.id
+                    return True
+        return False
+
+    def extend(self, more: Overrides) -> None:
+        """Raise the limits to what is used now plus `more`."""
+        self.measure_time()
+        self.task.extend(more.limits)
+        self.extend_conversation(more.conversation)
+        # Earlier refusals would remain breaches forever, and end the extended invocation.
+        self.refusals.clear()
+        self.tools.end_turn([ADMITTED])
+        self.time_limit.start()
+
+    def extend_conversation(self, more: Limits) -> None:
+        """Raise the limits of the conversation about which a person was asked."""
+        if more.active:
+            with self.services.lock:
+                for each in self._conversations():
+                    if each.asked_by:
+                        each.extend(more)
+
+    def _conversations(self) -> Iterator[Conversation]:
+        return (each for each in self.trees if isinstance(each, Conversation))
+
+    def await_answer(self, interrupts: Iterable[str]) -> None:
+        """Keep its task until an interrupt, with which it ends, is answered.
+
+        Args:
+            interrupts: A key of each interrupt, which is also known when the answer comes.
+        """
+        self.task.handoffs = self.handoffs.count
+        self.task.input_hash()  # only the hash is kept
+        self.services.interrupted.keep(interrupts, self.task)
 
     # --- failures in a row ------------------------------------------------------------------------
 
@@ -439,6 +416,35 @@ class Run(Account):
         INTERNAL_ERRORS.report_deferred()
         self.time_limit.cancel()
         self.calls.settle_all()
+
+    def stop(self, reason: str) -> Stop:
+        """Return how the invocation ends, or would end now."""
+        self.measure_time()
+        part = self.part
+        return Stop(
+            reason=reason,
+            action=self.action,
+            breach=self.verdict.breach if self.verdict else None,
+            breaches=self.verdict.breaches if self.verdict else (),
+            sentence=self.sentence,
+            turns=part.turns,
+            usage=part.usage,
+            agent=self.invocation.agent,
+            trace_id=self.invocation.trace_id,
+            invocation_id=self.invocation.id,
+            cycles=part.cycles,
+            model_calls=part.model_calls,
+            started=self.started_wall,
+            seconds=self.services.now() - self.started,
+            tool_calls=part.tool_calls,
+            levels=self.budgets.levels(),
+            cost=part.cost,
+            unpriced_calls=part.unpriced_calls,
+            raised=self.raised,
+            invocation=self.invocation,
+            task=self.task.usage,
+            repeated_failures=self.repeated_failures,
+        )
 
 
 # --- groups of agents -----------------------------------------------------------------------------
