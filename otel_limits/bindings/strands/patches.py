@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,8 +36,8 @@ if TYPE_CHECKING:
 class ClassPatcher:
     """Patches Strands' classes when they are imported, and restores them.
 
-    Modules that the application does not use are not imported. Names missing in Strands never make
-    its import fail.
+    Modules that the application does not use are not imported, and modules of this package that
+    import Strands only in functions. Names missing in Strands never make its import fail.
     """
 
     def __init__(self, patches: Patches) -> None:
@@ -67,10 +66,6 @@ class ClassPatcher:
         # First, so that concurrent imports are no longer patched.
         self._on = False
         self._patches.restore()
-
-    def _module(self, name: str) -> Any:
-        """Import a module of this package, which imports Strands, on first use."""
-        return importlib.import_module(f"{__package__}.{name}")
 
     @suppress_errors("binding")
     def patch_imported(self, patch: Callable[[ClassPatcher, Any], None], module: Any) -> None:
@@ -148,23 +143,28 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _begin(self, agent: Agent, span: trace.Span, given: object) -> None:
+        from otel_limits.bindings.strands import invocations
+
         if (policy_of := self._policy_of(agent)) is not None:
             self._doors.watch_of(agent)
-            invocations = self._module("invocations")
             invocations.StrandsInvocation.begin(agent, span, policy_of(agent.name), given)
 
     @suppress_errors("binding")
     def _is_followed(self, agent: Agent, span: trace.Span) -> bool:
-        invocation = self._module("invocations").invocation_of(agent)
+        from otel_limits.bindings.strands import invocations
+
+        invocation = invocations.invocation_of(agent)
         return invocation is not None and invocation.span is span
 
     @suppress_errors("binding")
     def _policy_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return the policies of an agent and attach to it; `None` if none apply."""
+        from otel_limits.bindings.strands import agent_hooks
+
         host, own = STRANDS.host, self._own_of(agent)
         if host is None or (own is None and not host.is_on):
             return None
-        self._module("agent_hooks").attach(agent)
+        agent_hooks.attach(agent)
         return own or host.policy
 
     @suppress_errors("binding")
@@ -175,11 +175,12 @@ class ClassPatcher:
 
     def _own_of(self, agent: Agent) -> Callable[[str], Policy] | None:
         """Return the policies of an agent's plugin, including one it has as a copy."""
-        state = self._module("invocations").STATES.get(agent)
+        from otel_limits.bindings.strands import agent_hooks, invocations
+
+        state = invocations.STATES.get(agent)
         if state is not None and state.own is not None:
-            own: Callable[[str], Policy] = state.own
-            return own
-        attachment = self._module("agent_hooks").attachment_of(agent)
+            return state.own
+        attachment = agent_hooks.attachment_of(agent)
         return None if attachment is None else attachment.own
 
     def _agent_end(self, original: Any) -> Any:
@@ -202,13 +203,17 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _ending(self, agent: Agent, response: Any) -> None:
-        if (invocation := self._module("invocations").invocation_of(agent)) is not None:
+        from otel_limits.bindings.strands import invocations
+
+        if (invocation := invocations.invocation_of(agent)) is not None:
             is_interrupted = bool(getattr(response, "interrupts", None))
             write_end(agent.trace_span, invocation.run, is_interrupted=is_interrupted)
 
     @suppress_errors("binding")
     def _ended(self, agent: Agent, *outcome: Any) -> None:
-        self._module("invocations").end(agent, *outcome)
+        from otel_limits.bindings.strands import invocations
+
+        invocations.end(agent, *outcome)
 
     def _agent_stream(self, original: Any) -> Any:
         """Wrap `stream_async`, for releases without methods that start and end the span."""
@@ -243,12 +248,13 @@ class ClassPatcher:
         async def structured_output_async(
             agent: Agent, output_model: Any, prompt: Any = None, **kwargs: Any
         ) -> Any:
+            from otel_limits.bindings.strands import invocations
+
             self._prepare(agent)
             policy_of = self._policy_of(agent)
             if policy_of is None:
                 return await original(agent, output_model, prompt, **kwargs)
             self._doors.watch_of(agent)
-            invocations = self._module("invocations")
             run = invocations.begin_direct(agent, policy_of)
             output = None
             try:
@@ -289,27 +295,31 @@ class ClassPatcher:
 
     @suppress_errors("binding")
     def _group_begun(self, group: Any, task: Any) -> Group | None:
+        from otel_limits.bindings.invocation import conversation_of
+        from otel_limits.bindings.strands import invocations, tool_context
+
         host = STRANDS.host
         assert host is not None  # set before the patches are applied
         self._doors.watch_all()
-        self._module("tool_context").watch_nodes(group)
-        approval = self._module("invocations")
-        approval.watch_group(group)
+        tool_context.watch_nodes(group)
+        invocations.watch_group(group)
         name = str(getattr(group, "id", "group"))
         # Last: an error after it would leave the trees with a member that never ends.
-        answers = approval.keys_of_group(group, answered_ids(task))
-        approval.recall_task(group, answers)
+        answers = invocations.keys_of_group(group, answered_ids(task))
+        invocations.recall_task(group, answers)
         session = getattr(getattr(group, "session_manager", None), "session_id", None)
         policy = host.policy(name)
         own = None if session is None else str(session)
-        conversation = self._module("invocations").conversation_of(policy, {}, own)
+        conversation = conversation_of(policy, {}, own)
         return host.runs.group(name, policy, answers, conversation)
 
     @suppress_errors("binding")
     def _group_ended(self, own_group: Group, group: Any, interrupts: list[str]) -> None:
+        from otel_limits.bindings.strands import invocations
+
         host = STRANDS.host
         assert host is not None
-        keys = self._module("invocations").keys_of_group(group, interrupts)
+        keys = invocations.keys_of_group(group, interrupts)
         host.runs.end_group(own_group, keys)
 
 
