@@ -18,7 +18,7 @@ from strands.types.exceptions import ContextWindowOverflowException, ModelThrott
 
 import otel_limits
 from otel_limits import Limits, ModelCall, Stop, enable, kill
-from otel_limits.bindings.strands.middleware import LegWait
+from otel_limits.bindings.strands.leg_stage import LegWait
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.processes import PATIENCE_SECONDS
 

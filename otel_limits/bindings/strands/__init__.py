@@ -1,8 +1,8 @@
 """Tracks and halts Strands agents.
 
-`strands_framework` is its interface to other packages; no module in here imports it. `patches`
-intercepts the start and end of invocations, and `agent_hooks` adds its hooks and `middleware` to an
-agent.
+`strands_framework` is its interface to other packages, and imports those that need Strands on first
+use. `patches` intercepts the start and end of invocations, and `agent_hooks` adds its hooks and its
+middleware to an agent: `leg_stage` for each leg, and `loop_requests` for each response.
 
 It differs from other frameworks in this:
 

@@ -34,8 +34,9 @@ from otel_limits.bindings.strands.invocations import (
     note_result,
     note_run,
 )
+from otel_limits.bindings.strands.leg_stage import agent_stage
+from otel_limits.bindings.strands.loop_requests import model_stage
 from otel_limits.bindings.strands.marks import put_stop
-from otel_limits.bindings.strands.middleware import agent_stage, model_stage
 from otel_limits.bindings.strands.nested_stops import note_delegation, put_delegated
 from otel_limits.bindings.strands.notes import append_nudge, reword_results
 from otel_limits.bindings.strands.private import (

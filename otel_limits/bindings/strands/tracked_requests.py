@@ -20,7 +20,7 @@ from otel_limits.bindings.span_writer import write_stated_cost
 from otel_limits.bindings.strands.agent_hooks import attach, has_stages
 from otel_limits.bindings.strands.halting import end_quietly
 from otel_limits.bindings.strands.invocations import STATES, StrandsInvocation
-from otel_limits.bindings.strands.middleware import UNKNOWN, LoopRequest, StrandsRequest
+from otel_limits.bindings.strands.loop_requests import UNKNOWN, LoopRequest, StrandsRequest
 from otel_limits.bindings.strands.readers import (
     model_id,
     note_chunk,
