@@ -56,8 +56,8 @@ Wrapper: TypeAlias = "Callable[[Any], Any]"
 IDS: Final = itertools.count(1)
 """IDs of calls, as an agent's loop may have several in flight."""
 
-UNREAD_MODEL: Final = "unknown"
-"""The model of a request that its binding could not describe. Limits apply to it."""
+UNKNOWN_MODEL: Final = "unknown"
+"""The model of a request whose binding does not know it, or could not describe the request."""
 
 LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 """How a stream ends for the model if its reader does not read it to the end."""
@@ -350,7 +350,7 @@ class ModelCallInProgress(ABC):
         if kind.result_of_question is not InvocationInProgress.result_of_question:
             request.can_ask = run.parent is None or kind.can_ask_within
             request.cannot_ask = "because another agent has called it."
-        call = suppress_errors("binding")(request.describe)() or InFlightCall(UNREAD_MODEL)
+        call = suppress_errors("binding")(request.describe)() or InFlightCall(UNKNOWN_MODEL)
         outer = request.outer
         if outer is not None and outer.gives_call(call):
             request.calls, request.is_admitted = [*outer.calls], True

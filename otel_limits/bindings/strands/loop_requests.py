@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from opentelemetry import trace
 from strands.types.events import ModelStopReason
@@ -11,7 +11,7 @@ from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.admission import settle_call
 from otel_limits.bindings.gateways import chain_of
-from otel_limits.bindings.model_call import ModelCallInProgress, enclosing_request
+from otel_limits.bindings.model_call import UNKNOWN_MODEL, ModelCallInProgress, enclosing_request
 from otel_limits.bindings.strands.halting import (
     RefusedError,
     cancelled_answer,
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
     Next = MiddlewareNext[Any, Any]
     Events = AsyncGenerator[Any, None]
-
-UNKNOWN: Final = "unknown"
 
 
 @dataclass(eq=False)
@@ -152,7 +150,7 @@ class LoopRequest(StrandsRequest):
     def gives_call_to(self, request: StrandsRequest) -> bool:
         """Give the call to a request within, possibly of a model that a middleware has chosen."""
         if request.model is not self.model and self.inner is None:
-            self.calls[0].model = UNKNOWN
+            self.calls[0].model = UNKNOWN_MODEL
         return StrandsRequest.gives_call_to(self, request)
 
     def note_answer(self, answer: ModelStopReason) -> None:
@@ -254,7 +252,7 @@ def _requested(context: InvokeModelContext) -> LoopRequest | None:
     if invocation is None or isinstance(enclosing_request(invocation.run), LoopRequest):
         return None
     invocation.leg.awaits_response = True
-    call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall(UNKNOWN)
+    call = call_by_context(context, STATES.of(context.agent).tokens) or InFlightCall(UNKNOWN_MODEL)
     call.forces_output = invocation.only_forces(context)
     call.is_traced = True  # by Strands
     request = LoopRequest(

@@ -12,6 +12,7 @@ from opentelemetry import trace
 
 from otel_limits.bindings.model_call import (
     LEFT,
+    UNKNOWN_MODEL,
     enclosing_request,
     follow_async,
     follow_parts_async,
@@ -20,7 +21,7 @@ from otel_limits.bindings.span_writer import write_stated_cost
 from otel_limits.bindings.strands.agent_hooks import attach, has_stages
 from otel_limits.bindings.strands.halting import end_quietly
 from otel_limits.bindings.strands.invocations import STATES, StrandsInvocation
-from otel_limits.bindings.strands.loop_requests import UNKNOWN, LoopRequest, StrandsRequest
+from otel_limits.bindings.strands.loop_requests import LoopRequest, StrandsRequest
 from otel_limits.bindings.strands.readers import (
     model_id,
     note_chunk,
@@ -184,7 +185,7 @@ class SentRequest(StrandsRequest):
             ):
                 _attach_again(self.invocation)
             return None
-        self.calls = [self._described() or InFlightCall(UNKNOWN)]
+        self.calls = [self._described() or InFlightCall(UNKNOWN_MODEL)]
         refusal: Refusal | None = None
         if self.stage is not None:
             refusal = self._refusal()
@@ -200,10 +201,10 @@ class SentRequest(StrandsRequest):
         if (stage := self.stage) is None:
             return call_to(self.model, self.content)
         call = call_by_context(stage.context, STATES.of(stage.context.agent).tokens)
-        call = call or InFlightCall(UNKNOWN)
+        call = call or InFlightCall(UNKNOWN_MODEL)
         call.is_traced = True  # by Strands, as a whole
         if self.model is not stage.model:  # a middleware may have chosen another one
-            call.model = UNKNOWN
+            call.model = UNKNOWN_MODEL
             redescribe(call, self.model, self.content)
         return call
 
