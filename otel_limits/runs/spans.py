@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from otel_limits.core.events import Invocation
     from otel_limits.core.usage import UsageRecord
+    from otel_limits.runs.account import Account
     from otel_limits.runs.calls import InFlightCall
 
 
@@ -63,14 +63,7 @@ MAX_ENDED: Final = 1_000
 """Ended spans of one invocation that are kept, the latest ones."""
 
 
-class Owner(Protocol):
-    """An invocation, as its spans know it."""
-
-    invocation: Invocation
-    finished: bool
-
-
-RunT = TypeVar("RunT", bound="Owner")
+RunT = TypeVar("RunT", bound="Account")
 
 
 @dataclass(slots=True, eq=False)
