@@ -39,7 +39,7 @@ from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
 from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.conversations import Conversation
-from otel_limits.runs.registry import CURRENT
+from otel_limits.runs.current import CURRENT
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:

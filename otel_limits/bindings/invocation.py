@@ -26,7 +26,7 @@ from otel_limits.core.events import marked_stop
 from otel_limits.core.failures import first_line, without_moving_parts
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
-from otel_limits.runs.registry import CURRENT, TASK_SCOPE, current_scope, for_threads
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import Run
 from otel_limits.runs.tasks import UNKNOWN_INPUT
 from otel_limits.runs.tool_calls import ADMITTED, ToolAdmission
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from otel_limits.bindings.framework import Host
     from otel_limits.core.limits import Breach
     from otel_limits.core.policy import Overrides, Policy, Verdict
-    from otel_limits.runs.registry import TaskScope
+    from otel_limits.runs.run import TaskScope
 
 
 class LoopEndError(BaseException):

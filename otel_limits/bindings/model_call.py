@@ -38,7 +38,7 @@ from otel_limits.core.texts import (
     wrap_up_note,
 )
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.registry import ENCLOSING_CALL, EnclosingCall, has_owner
+from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, has_owner
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping

@@ -23,14 +23,8 @@ from otel_limits.core.internal_errors import (
 )
 from otel_limits.core.texts import for_end_user, for_model, not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
-from otel_limits.runs.registry import (
-    CURRENT,
-    TASK_SCOPE,
-    TaskScope,
-    for_threads,
-    has_owner,
-    is_within,
-)
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, for_threads, has_owner, is_within
+from otel_limits.runs.run import TaskScope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence

@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.registry import ENCLOSING_CALL
+from otel_limits.runs.current import ENCLOSING_CALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -55,7 +55,7 @@ def call(name: str, module: str) -> dict[str, Any]:
     import_module(module)  # before otel-limits, in a child process as well
     from otel_limits.bindings.known import FRAMEWORKS, know_installed
     from otel_limits.bindings.script import runaway
-    from otel_limits.runs.registry import current
+    from otel_limits.runs.current import current
 
     know_installed()  # in a process that is not limited, too
 

@@ -11,7 +11,7 @@ from otel_limits.core.internal_errors import report_suppressed
 from otel_limits.otel import semconv
 from otel_limits.otel.kinds import BOUNDARIES, MODEL_CALLS, kind_of, shown_call
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.registry import CURRENT, enclosing_call_of
+from otel_limits.runs.current import CURRENT, enclosing_call_of
 from otel_limits.runs.run import Run
 from otel_limits.runs.spans import UnreportedCall
 

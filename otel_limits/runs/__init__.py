@@ -11,7 +11,7 @@ which compares the counts of each `budget` with the limits: its own, and those o
 it. `clock` calls the run when a time limit is due. `dispatcher`, one of the `services` that all
 invocations share, passes its events to the observers.
 
-`registry` also knows for which invocation a task or a thread works, and `spans` to which one a span
+`current` knows for which invocation a task or a thread works, and `spans` to which one a span
 belongs, and which spans show the same model call.
 
 More than one invocation uses `conversations`, `tasks`, and `failure_rows`.

@@ -72,8 +72,8 @@ class Run(Account):
     """True when its outcome is final, although the framework has not returned yet."""
     state: Any = None
     """State that the framework's binding stores with the run."""
-    task_scope: Any = None
-    """The tool call or the node that started it, if any: a `registry.TaskScope`."""
+    task_scope: TaskScope | None = None
+    """The tool call or the node that started it, if any."""
     reason: str | None = None
     """Stop reason of the last leg that ended."""
     released = False
@@ -495,6 +495,22 @@ class Group:
         self.lock = threading.RLock()
         """Held while that one starts, so that concurrent threads start only one."""
         self.finished = False
+
+
+# --- tool calls and nodes -------------------------------------------------------------------------
+
+
+class TaskScope:
+    """A running tool call or node, as seen by the tasks and threads that it starts."""
+
+    __slots__ = ("has_ended", "outer", "owner")
+
+    def __init__(self, owner: Run | Group, outer: TaskScope | None) -> None:
+        """Create the scope of a tool call or node, within that of another agent, if any."""
+        self.owner = owner
+        self.outer = outer
+        self.has_ended = False
+        """Stays false if it is aborted: the end of an abandoned thread is not seen."""
 
 
 # --- time -----------------------------------------------------------------------------------------

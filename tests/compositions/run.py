@@ -17,7 +17,8 @@ from opentelemetry import context as otel_context
 
 import otel_limits
 from otel_limits import Stop, stop_of
-from otel_limits.runs.registry import CURRENT, LIVE, TASK_SCOPE
+from otel_limits.runs.current import CURRENT, TASK_SCOPE
+from otel_limits.runs.registry import LIVE
 from tests.books import Books
 from tests.compositions.judge import problems_of
 from tests.compositions.oracle import Ended, Outcome, expected

@@ -13,7 +13,8 @@ from strands.multiagent.base import MultiAgentBase, MultiAgentResult, NodeResult
 from strands.telemetry.metrics import EventLoopMetrics
 
 from otel_limits import Event, Limits, LimitsPlugin, MaxModelCallsReachedError, Started, enable
-from otel_limits.runs.registry import CURRENT, LIVE
+from otel_limits.runs.current import CURRENT
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says, tokens, uses
 from tests.unit.test_tracked_requests import calls, read, stops
 

@@ -32,7 +32,8 @@ from otel_limits.frameworks import (
     follow_tool_parts_async,
 )
 from otel_limits.ledger.address import parse
-from otel_limits.runs.registry import LIVE, current
+from otel_limits.runs.current import current
+from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.runtime import Runtime
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.table import Settings

@@ -16,7 +16,7 @@ from strands.multiagent import GraphBuilder, Swarm
 
 from otel_limits import Event, Limits, Started, enable
 from otel_limits.bindings.strands.patches import keep_apart
-from otel_limits.runs.registry import CURRENT, TASK_SCOPE
+from otel_limits.runs.current import CURRENT, TASK_SCOPE
 from otel_limits.testing import ScriptedModel, says, uses
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from otel_limits import Halt, Limits, LimitsPlugin, Stop, enable
 from otel_limits.core.errors import limit_reached
 from otel_limits.core.policy import Verdict
 from otel_limits.runs.budget import new_tree
-from otel_limits.runs.registry import CURRENT, LIVE
+from otel_limits.runs.current import CURRENT
+from otel_limits.runs.registry import LIVE
 from otel_limits.testing import Answer, FakeTime, ScriptedModel, endless, fails, only, says, uses
 from tests.conftest import call_async, call_stream, call_sync
 from tests.metered import PER_MESSAGE, Metered

@@ -49,7 +49,7 @@ from otel_limits.core.internal_errors import (
     suppress_errors,
     suppress_errors_async,
 )
-from otel_limits.runs.registry import ENCLOSING_CALL
+from otel_limits.runs.current import ENCLOSING_CALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping

@@ -52,7 +52,7 @@ from otel_limits.core.internal_errors import (
 )
 from otel_limits.core.policy import KILLED, NO_OVERRIDES
 from otel_limits.core.texts import not_run_note
-from otel_limits.runs.registry import current_scope
+from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Verdict
-    from otel_limits.runs.registry import TaskScope
+    from otel_limits.runs.run import TaskScope
     from otel_limits.runs.tasks import InterruptedTasks
 
 

@@ -11,7 +11,7 @@ from otel_limits.bindings.openai_agents.limit_questions import TOOL_NAME
 from otel_limits.bindings.openai_agents.model_readers import arguments_of
 from otel_limits.bindings.openai_agents.openai_agents_probe import IS_ERROR, OUTPUT, refused_result
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool_async
-from otel_limits.runs.registry import current_scope
+from otel_limits.runs.current import current_scope
 from otel_limits.usage.text import as_json
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean
 from otel_limits.core.policy import Verdict
 from otel_limits.otel.semconv import CONVERSATION_ID
-from otel_limits.runs.registry import CURRENT, current
+from otel_limits.runs.current import CURRENT, current
 from otel_limits.runs.run import Run
 from otel_limits.usage.text import as_json
 

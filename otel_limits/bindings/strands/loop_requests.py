@@ -31,7 +31,7 @@ from otel_limits.bindings.strands.requests import call_by_context, redescribe
 from otel_limits.bindings.waits import InvocationEndedError
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.registry import ENCLOSING_CALL, EnclosingCall
+from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from strands.types.content import ContentBlock, Message, Messages
     from strands.types.tools import ToolResult
 
-    from otel_limits.runs.registry import TaskScope
-    from otel_limits.runs.run import Run
+    from otel_limits.runs.run import Run, TaskScope
 
 
 def append_nudge(message: Message, repeated: object, note: str) -> None:

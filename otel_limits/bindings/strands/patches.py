@@ -15,7 +15,7 @@ from otel_limits.bindings.strands.private import CONVERTERS
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.vendor_usage import reads_usage
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
-from otel_limits.runs.registry import CURRENT, TASK_SCOPE
+from otel_limits.runs.current import CURRENT, TASK_SCOPE
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from otel_limits.bindings.class_patches import Patches
     from otel_limits.core.policy import Policy
-    from otel_limits.runs.registry import TaskScope
-    from otel_limits.runs.run import Group, Run
+    from otel_limits.runs.run import Group, Run, TaskScope
 
 
 # --- classes of Strands ---------------------------------------------------------------------------

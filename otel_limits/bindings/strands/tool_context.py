@@ -18,8 +18,8 @@ from otel_limits.bindings.strands.notes import reworded
 from otel_limits.bindings.strands.readers import status_of, text_of
 from otel_limits.bindings.tool_call import ToolCallInProgress
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.runs.registry import CURRENT, TASK_SCOPE, TaskScope, for_threads
-from otel_limits.runs.run import Group
+from otel_limits.runs.current import CURRENT, TASK_SCOPE, for_threads
+from otel_limits.runs.run import Group, TaskScope
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

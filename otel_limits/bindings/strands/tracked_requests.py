@@ -35,7 +35,7 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.waits import InvocationEndedError
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import InFlightCall
-from otel_limits.runs.registry import current_scope
+from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Group
 
 if TYPE_CHECKING:
