@@ -63,7 +63,7 @@ BREAKABLE = {
     "environment": "otel_limits.settings.settings_reader.near_misses",
     "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
     "stores": "otel_limits.runtime.wiring.Wiring.connect",
-    "chunks": "otel_limits.bindings.strands.tracked_requests.SentRequest.read_part",
+    "chunks": "otel_limits.bindings.strands.sent_requests.SentRequest.read_part",
     "command_line": "otel_limits.cli.command.Parser.error",
 }
 

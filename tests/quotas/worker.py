@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 NEEDED = (
     "otel_limits.bindings.strands.realtime",
-    "otel_limits.bindings.strands.tracked_requests",
+    "otel_limits.bindings.strands.sent_requests",
     "otel_limits.ledger.database",
     "otel_limits.ledger.writer",
     "otel_limits.observers.otlp_observer",

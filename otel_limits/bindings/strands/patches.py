@@ -394,10 +394,10 @@ class ModelPatcher:
     def _watch_class(self, owner: type) -> None:
         """Patch a class; inherited methods are patched in its parents."""
         if self._is_on() and not all((owner, name) in self._patches for name in MODEL_METHODS):
-            from otel_limits.bindings.strands import tracked_requests
+            from otel_limits.bindings.strands import sent_requests
 
-            self._patches.wrap(owner, "stream", tracked_requests.track_stream)
-            self._patches.wrap(owner, "structured_output", tracked_requests.track_structured_output)
+            self._patches.wrap(owner, "stream", sent_requests.track_stream)
+            self._patches.wrap(owner, "structured_output", sent_requests.track_structured_output)
             for name in CONVERTERS:
                 if name in vars(owner):
                     self._patches.wrap(owner, name, reads_usage(usage_in_chunk))

@@ -35,7 +35,7 @@ class StrandsFramework(BaseFramework):
         }
     )
     """Looked up only when an agent calls them."""
-    importers: Sequence[str] = (f"{__package__}.patches", f"{__package__}.tracked_requests")
+    importers: Sequence[str] = (f"{__package__}.patches", f"{__package__}.sent_requests")
     without = "Without it no agent can be tracked or halted."
     parts: Collection[str] = (
         "strands.multiagent.graph",

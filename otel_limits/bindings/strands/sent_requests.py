@@ -1,4 +1,4 @@
-"""Tracks every call to `Model.stream` and `Model.structured_output`."""
+"""The requests that models send, by `Model.stream` and `Model.structured_output`."""
 
 from __future__ import annotations
 
