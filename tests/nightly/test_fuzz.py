@@ -61,7 +61,7 @@ def test_each_kind_of_case_notices_that_limits_are_off(
 
 BREAKABLE = {
     "environment": "otel_limits.settings.settings_reader.near_misses",
-    "policy": "otel_limits.settings.policy.reader.yaml_tree.read",
+    "policy": "otel_limits.settings.policy.reader.read_yaml",
     "stores": "otel_limits.runtime.wiring.Wiring.connect",
     "chunks": "otel_limits.bindings.strands.sent_requests.SentRequest.read_part",
     "command_line": "otel_limits.cli.command.Parser.error",
