@@ -37,16 +37,17 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.policy import Verdict
 from otel_limits.core.texts import for_end_user
-from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.conversations import Conversation
 from otel_limits.runs.current import CURRENT
+from otel_limits.runs.quota_gate import AdmissionRequest
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_limits.core.limits import Breach
-    from otel_limits.runs.calls import InFlightCall, QuotaGate
+    from otel_limits.runs.calls import InFlightCall
+    from otel_limits.runs.quota_gate import QuotaGate
 
 
 # --- admission ------------------------------------------------------------------------------------

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from otel_limits.core.usage import Number
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.store import Reply
-    from otel_limits.runs.calls import AdmissionRequest
     from otel_limits.runs.clock import Clock
     from otel_limits.runs.conversations import Conversation
+    from otel_limits.runs.quota_gate import AdmissionRequest
 
 
 # --- before and after calls -----------------------------------------------------------------------

@@ -50,7 +50,7 @@ from otel_limits.quotas.store import (
     resets_at,
 )
 from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
-from otel_limits.runs.calls import AdmissionRequest
+from otel_limits.runs.quota_gate import AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
     from otel_limits.quotas.wait_queues import QueueKey
-    from otel_limits.runs.calls import AdmissionRequest
+    from otel_limits.runs.quota_gate import AdmissionRequest
 
 SLOT_LEASE_SECONDS: Final = 30.0
 """Lease of a concurrency slot: a worker that does not renew it loses it."""

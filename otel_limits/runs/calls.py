@@ -1,23 +1,18 @@
-"""Model calls in flight, and their admission by quotas."""
+"""A model call in flight: its request, and all that is known of its answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from otel_limits.core.price import NO_QUOTE
-from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms, billable_call
+from otel_limits.core.terms import DEFAULT_TERMS, billable_call
 from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecord
 from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from otel_limits.core.events import Event, Invocation
-    from otel_limits.core.policy import Action, Unpriced, Verdict
     from otel_limits.core.terms import BillableCall
     from otel_limits.runs.budget import Reservation
-    from otel_limits.runs.conversations import Conversation
 
 
 class InFlightCall:
@@ -106,69 +101,3 @@ class InFlightCall:
         """Return the pricing inputs of this call for some usage."""
         record = self._record
         return billable_call(self.model, self.provider, usage, record.tier, self.terms, record)
-
-
-# --- admission by quotas --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRequest:
-    """A model call that asks for admission."""
-
-    invocation: Invocation
-    call_id: str = ""
-    """Set if the invocation may have several calls in flight."""
-    model: str
-    """Model ID as the provider knows it, or `unknown`."""
-    input: int
-    """Estimated input tokens."""
-    output_cap: int | None = None
-    """Maximum output tokens, if the request sets one."""
-    provider: str = "unknown"
-    """The provider, such as `bedrock`."""
-    terms: PricingTerms = DEFAULT_TERMS
-    """The pricing terms of the request."""
-    action: Action = "halt"
-    """Action of the agent's policy at a limit."""
-    unpriced: Unpriced = "warn"
-    """Its behavior for calls without a price."""
-    attributes: Mapping[str, object] = field(default_factory=dict)
-    """Trace attributes of the agent."""
-    conversations: tuple[Conversation, ...] = ()
-    """The conversations whose limits apply to it."""
-    is_cancelled: Callable[[], bool] = lambda: False
-    """Returns whether the application has canceled the agent, so that the call need not wait."""
-
-
-class QuotaGate(Protocol):
-    """Admits model calls. Its errors never reach the agent, only its refusals do.
-
-    It receives every event, including the usage of an admitted call and the end of an aborted
-    invocation.
-    """
-
-    @property
-    def holds_quotas(self) -> bool:
-        """True while there is a quota that may apply to a call."""
-
-    def __call__(self, event: Event) -> Event | None:
-        """Process an event, without blocking.
-
-        Returns:
-            The event to publish: a model call with its quota charges. `None` on failure.
-        """
-
-    async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
-        """Return the reason to refuse a call; `None` to admit it.
-
-        A verdict with the action `observe` is only recorded: the call is sent anyway.
-        """
-
-    async def settle(self, invocation_id: str, call_id: str = "") -> None:
-        """Finish an admitted call, whose usage was published as an event."""
-
-    def after_fork(self) -> None:
-        """Reset in a child process: the parent's calls continue in the parent."""
-
-    def close(self) -> None:
-        """Send pending settlements and release resources."""

@@ -11,7 +11,7 @@ from otel_limits.core.events import Event, Observer, Stop
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 
 if TYPE_CHECKING:
-    from otel_limits.runs.calls import QuotaGate
+    from otel_limits.runs.quota_gate import QuotaGate
 
 EVERY_KIND: Final[tuple[type, ...]] = get_args(Event)
 """The events for an observer without subscriptions."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Overrides
     from otel_limits.core.price import Quote
     from otel_limits.core.usage import Number, Usage
-    from otel_limits.runs.calls import AdmissionRequest
+    from otel_limits.runs.quota_gate import AdmissionRequest
 
 MAX_LIVE: Final = 10_000
 """Maximum number of active invocations; starting another one evicts the oldest."""

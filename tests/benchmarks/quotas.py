@@ -33,8 +33,8 @@ from otel_limits.quotas.store_worker import InlineExecutor, ThreadedExecutor
 from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.wait_queues import WaitQueues
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.quota_gate import AdmissionRequest
 from tests.benchmarks.table import markdown
 from tests.quotas.fixtures import Server
 

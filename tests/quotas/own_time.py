@@ -39,7 +39,7 @@ from otel_limits.quotas.store import (
 )
 from otel_limits.quotas.wait_queues import QueueKey, WaitQueues
 from otel_limits.quotas.windows import UnboundedWindow, Windows
-from otel_limits.runs.calls import AdmissionRequest
+from otel_limits.runs.quota_gate import AdmissionRequest
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Verdict

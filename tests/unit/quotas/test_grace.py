@@ -17,8 +17,8 @@ from otel_limits.quotas.store import (
     Reply,
 )
 from otel_limits.quotas.windows import Windows
-from otel_limits.runs.calls import AdmissionRequest
 from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.quota_gate import AdmissionRequest
 from otel_limits.settings.policy.file import PolicyFile
 from tests.quotas.fleets import quota
 
