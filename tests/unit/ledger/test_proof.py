@@ -22,7 +22,7 @@ from otel_limits.audit.completeness import completeness, of_everything
 from otel_limits.audit.sums import Sums
 from otel_limits.cli import main
 from otel_limits.core.events import Stop
-from otel_limits.ledger import reading
+from otel_limits.ledger import waiting_rows
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.reading import open_for_query
 from otel_limits.ledger.selection import Selection
@@ -411,7 +411,7 @@ def test_a_ledger_that_could_not_be_made_yet_is_what_waits_for_it(
     elif made is not None:
         ledger.path.write_bytes(b"")
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "write_error", lambda _: "the disk is full")
+        patch.setattr(waiting_rows, "write_error", lambda _: "the disk is full")
         before = sorted(path.name for path in ledger.path.parent.iterdir())
         status, answer = ask(capsys, "verify")
         assert (status, states(answer)["Rows pending in spill files"]) == (0, (4, "waiting"))
