@@ -15,6 +15,10 @@ from typing import Any, Final
 import pytest
 
 from otel_limits.cli.parser import COMMANDS, make_parser
+from tests.ledger.fixtures import ledger, week
+from tests.quotas.fixtures import hold
+
+__all__ = ["hold", "ledger", "week"]
 
 FORBIDDEN: Final = {
     **dict.fromkeys(

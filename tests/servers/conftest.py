@@ -1,7 +1,13 @@
-"""Fixtures of tests of quotas."""
+"""Fixtures of tests with servers: one of a kind for all tests of a process."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+
+from tests import postgresql as servers
+from tests.ledger.fixtures import ledger, program
 from tests.quotas.fixtures import (
     cluster,
     hold,
@@ -17,13 +23,13 @@ from tests.quotas.fixtures import (
     url,
     wire,
 )
-from tests.servers.ledger.conftest import postgresql
 
 __all__ = [
     "cluster",
     "hold",
+    "ledger",
     "own_server",
-    "postgresql",
+    "program",
     "rare_looks",
     "redis_installed",
     "server",
@@ -35,3 +41,10 @@ __all__ = [
     "url",
     "wire",
 ]
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[servers.Server]:
+    """One server for all tests of this process, each with its own database."""
+    with servers.running() as server:
+        yield server

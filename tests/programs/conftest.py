@@ -1,4 +1,4 @@
-"""Fixtures of tests of the ledger."""
+"""Fixtures of tests with programs that record in a ledger."""
 
 from __future__ import annotations
 
