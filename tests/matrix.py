@@ -28,8 +28,8 @@ from tests.launching import (
 )
 from tests.paths import ROOT, SCRIPTS
 from tests.processes import PATIENCE_SECONDS, free_port, tied
-from tests.programs.test_autoload import Environment
-from tests.programs.test_workers import ask
+from tests.programs.runtime.test_autoload import Environment
+from tests.programs.runtime.test_workers import ask
 from tests.readme import table, with_tables
 
 PROGRAM: Final = SCRIPTS / "launched.py"
@@ -135,7 +135,7 @@ OFTEN: Final[Sequence[Cell]] = [
 ]
 """Each program and each outcome. All others are run at night, as are the workers.
 
-`tests/programs/test_workers.py` has a test of each kind of worker.
+`tests/programs/runtime/test_workers.py` has a test of each kind of worker.
 """
 
 

@@ -37,7 +37,7 @@ from tests.ledger.bills import openai, paid, used
 from tests.ledger.otlp import attributes
 from tests.paths import ROOT
 from tests.processes import PATIENCE_SECONDS
-from tests.programs.top.test_live import Terminal
+from tests.programs.cli.test_live import Terminal
 from tests.readme import PAGES, README
 
 INSTALLED: Final = re.compile(r"pip install '(\.|otel-limits)(?=\[)")

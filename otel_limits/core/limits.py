@@ -290,7 +290,7 @@ LIMITS: Final[Mapping[str, Limit]] = {
 """Every limit by its name, in the order of their stop reasons.
 
 A new limit is an entry here, a constant above, a field of `Limits` and of `Caps`, and whatever else
-tests/unit/test_limit_table.py reports.
+tests/unit/core/test_limits.py reports.
 """
 
 LIMIT_NAMES: Final = tuple(LIMITS)

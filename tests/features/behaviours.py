@@ -2,7 +2,7 @@
 
 Each row is a function that builds agents of a framework, calls them, and compares what is seen: the
 requests at the model, the events, the text for the end user, the marker of the last message, and
-the validity of the conversation. `tests/unit/test_behaviours.py` runs them.
+the validity of the conversation. `tests/unit/agents/test_behaviours.py` runs them.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class StrandsSubject:
     title = "Strands"
     name = "strands"
     private_names = len(PRIVATE_NAMES)
-    """With public names in private modules: `tests/unit/test_private_names.py`."""
+    """With public names in private modules: `tests/unit/strands/test_private.py`."""
 
     def __init__(self) -> None:
         self.ways: Mapping[str, Callable[[Any], Ending]] = {

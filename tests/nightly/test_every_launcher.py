@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.matrix import CELLS, OFTEN, Cell, documented, running
-from tests.programs.test_workers import (
+from tests.programs.runtime.test_workers import (
     METHODS,
     SERVERS,
     WAYS,
@@ -20,7 +20,7 @@ from tests.programs.test_workers import (
 )
 
 if TYPE_CHECKING:
-    from tests.programs.test_autoload import Environment
+    from tests.programs.runtime.test_autoload import Environment
 
 __all__ = ["environment"]
 

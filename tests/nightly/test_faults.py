@@ -15,8 +15,8 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, says, uses
 from tests.features.faults import faults_in, shared_functions
 from tests.nightly.each_call import InternalCalls
-from tests.unit.test_behaviours import COLUMNS, source_of
-from tests.unit.test_faults import search
+from tests.unit.agents.test_behaviours import COLUMNS, source_of
+from tests.unit.core.test_internal_errors import search
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

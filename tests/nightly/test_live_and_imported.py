@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import given, settings
 
-from tests.unit.ledger.test_live_and_imported import MANY_CALLS, PROPERTY, Shown, check_rows
+from tests.unit.ledger.test_imports import MANY_CALLS, PROPERTY, Shown, check_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

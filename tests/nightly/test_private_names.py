@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.programs.test_private_names import OFTEN, breaks_no_agent, python
-from tests.unit.test_private_names import NAMES
+from tests.programs.runtime.test_guard import OFTEN, breaks_no_agent, python
+from tests.unit.strands.test_private import NAMES
 
 if TYPE_CHECKING:
     from otel_limits.bindings.strands.private import PrivateName

@@ -10,8 +10,8 @@ import pytest
 
 from otel_limits.core.events import QuotaGrant
 from tests.ledger.book import DAY, NINE, write
+from tests.unit.audit.test_completeness import record
 from tests.unit.ledger.test_closing import close, entry
-from tests.unit.ledger.test_proof import record
 
 if TYPE_CHECKING:
     from pathlib import Path

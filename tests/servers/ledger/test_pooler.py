@@ -20,9 +20,9 @@ from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.ledger.fixtures import eventually
 from tests.postgresql import OWNER, PROGRAMS, Server
 from tests.processes import PATIENCE_SECONDS, free_port, tied
-from tests.servers.ledger.test_postgresql import QUESTIONS, answer
-from tests.unit.ledger.test_durability import rows_of
-from tests.unit.ledger.test_waiting import check_equivalence
+from tests.servers.ledger.test_database import QUESTIONS, answer
+from tests.unit.ledger.test_spill import check_equivalence
+from tests.unit.ledger.test_writer import rows_of
 
 PGBOUNCER = shutil.which("pgbouncer") or shutil.which("/usr/sbin/pgbouncer")
 

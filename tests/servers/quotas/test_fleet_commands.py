@@ -41,7 +41,7 @@ from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.fixtures import PATIENCE, eventually
 from tests.servers.quotas.test_fleet import WORKER, process
-from tests.unit.quotas.test_agents import carrying
+from tests.unit.agents.test_quotas import carrying
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable

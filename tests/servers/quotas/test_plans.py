@@ -13,7 +13,7 @@ from otel_limits.quotas.engine import Engine
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedModel, endless, says
 from tests.quotas.fixtures import eventually
-from tests.unit.quotas.test_agents import carrying
+from tests.unit.agents.test_quotas import carrying
 
 if TYPE_CHECKING:
     from pathlib import Path

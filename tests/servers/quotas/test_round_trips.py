@@ -42,6 +42,7 @@ from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.benchmarks import quotas
 from tests.drills import deployments
 from tests.processes import free_port, tied
 from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually, open_redis
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from tests.conftest import Call, MakeAgent
     from tests.drills.deployments import Deployment
     from tests.quotas.fixtures import Hold
+
 
 # Without grace, so no counts are read in between.
 CALLS = {"model_calls": 1000, "window": "month", "grace": 0}
@@ -630,3 +632,13 @@ def test_a_store_without_its_client_is_a_mistake(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(ConfigurationError, match=r"Run: pip install .*\[redis\]'") as caught:
         enable()
     assert "secret" not in str(caught.value)
+
+
+# --- guarantees at any speed ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_call_leaves_at_most_120_bytes_in_the_store(server: Server, held: int) -> None:
+    """For an hour, independent of the number of quotas."""
+    for_a_call, _ = quotas.kept(server, held, calls=500)
+    assert for_a_call <= 120

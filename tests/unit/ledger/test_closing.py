@@ -22,8 +22,8 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.closing import as_text, digest_of
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile
-from tests.unit.ledger.test_alterations import run_command
-from tests.unit.ledger.test_proof import ask, events_of, record, spill
+from tests.unit.audit.test_completeness import ask, events_of, record, spill
+from tests.unit.audit.test_verify import run_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,7 +16,7 @@ import pytest
 from otel_limits.cli import main
 from otel_limits.ledger.focus import COLUMNS, UNDIVIDED
 from tests.ledger.book import DAY, NINE, Call, Entry, write
-from tests.unit.ledger.test_proof import ask
+from tests.unit.audit.test_completeness import ask
 
 if TYPE_CHECKING:
     from tests.ledger.fixtures import LedgerFile

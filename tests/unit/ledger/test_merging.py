@@ -13,7 +13,7 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.merging import PORTION
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.price_list import listed
-from tests.unit.ledger.test_proof import ask, spill
+from tests.unit.audit.test_completeness import ask, spill
 
 if TYPE_CHECKING:
     from pathlib import Path
