@@ -71,20 +71,46 @@ os.environ["PYDANTIC_DISABLE_PLUGINS"] = "__all__"
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 
+TESTS = Path(__file__).parent
 LONGEST = (
-    *("test_compositions.py", "test_durability.py", "test_workers.py", "test_wire.py"),
-    *("test_guard.py", "test_run.py", "test_fleet.py", "test_autoload.py"),
-    *("test_launchers.py", "test_private_names.py", "test_round_trips.py", "test_places.py"),
-    *("test_pipelines.py", "test_scene.py", "test_files.py", "test_doctor.py", "test_otlp.py"),
-    *("test_metrics.py", "test_outages.py", "test_matrix.py"),
-    *("test_recording.py", "test_fleet_commands.py", "test_every_limit.py"),
-    *(
-        "test_built_wheel.py",
-        "test_restarts.py",
-        "test_children.py",
-        "test_vendor_budgets.py",
-        "test_features.py",
-    ),
+    "unit/agents/test_compositions.py",
+    "unit/strands/test_compositions.py",
+    "unit/ledger/test_writer.py",
+    "programs/ledger/test_writer.py",
+    "programs/runtime/test_workers.py",
+    "programs/wire/test_wire.py",
+    "unit/runtime/test_guard.py",
+    "programs/runtime/test_guard.py",
+    "programs/cli/test_run_command.py",
+    "unit/runs/test_run.py",
+    "unit/top/test_fleet.py",
+    "servers/quotas/test_fleet.py",
+    "programs/runtime/test_autoload.py",
+    "programs/runtime/test_launchers.py",
+    "unit/strands/test_private.py",
+    "servers/quotas/test_round_trips.py",
+    "unit/ledger/test_spill.py",
+    "programs/ledger/test_spill.py",
+    "servers/dashboards/test_pipelines.py",
+    "servers/dashboards/test_scene.py",
+    "unit/dashboards/test_exported_files.py",
+    "servers/dashboards/test_exported_files.py",
+    "unit/cli/test_doctor.py",
+    "programs/cli/test_doctor.py",
+    "servers/cli/test_doctor.py",
+    "programs/observers/test_otlp_observer.py",
+    "unit/ledger/test_otlp.py",
+    "unit/observers/test_prometheus.py",
+    "servers/observers/test_prometheus.py",
+    "servers/quotas/test_outages.py",
+    "unit/ledger/test_rows.py",
+    "servers/quotas/test_fleet_commands.py",
+    "unit/agents/test_every_limit.py",
+    "programs/repository/test_built_wheel.py",
+    "servers/quotas/test_restarts.py",
+    "programs/runtime/test_enable.py",
+    "servers/agents/test_vendor_budgets.py",
+    "unit/agents/test_features.py",
 )
 """The files that take longest, about 20 seconds of one process or more."""
 
@@ -100,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     choose_ways(config, items)
     order = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
+    items.sort(key=lambda item: order.get(item.path.relative_to(TESTS).as_posix(), len(LONGEST)))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -45,7 +45,7 @@ UNAVAILABLE, RECOVERED = "quota store unavailable", "quota store recovered"
 """Of the store's connections. Agents do not time out: their clock is frozen."""
 AMOUNT = 5
 CALLS = {"model_calls": AMOUNT, "window": "month", "grace": 0}
-"""Without a share of the remaining amount, which `test_grace.py` covers."""
+"""Without a share of the remaining amount, which `test_fallback.py` covers."""
 
 pytestmark = pytest.mark.usefixtures("faulty")
 

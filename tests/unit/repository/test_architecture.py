@@ -27,6 +27,7 @@ MODULES = {
     for module, path in EVERY_MODULE.items()
     if "startup" not in path.parts
 }
+TESTS = ROOT.parent / "tests"
 CONTRIBUTING = ROOT.parent / ".github" / "CONTRIBUTING.md"
 
 OUTSIDE = {
@@ -214,6 +215,28 @@ def test_every_file_name_occurs_once() -> None:
     assert repeated - PYTHON_FILE_NAMES == set()
 
 
+def test_unit_tests_of_a_room_are_named_after_its_files() -> None:
+    """A contributor who opens `ledger/spill.py` finds its tests in `ledger/test_spill.py`."""
+    strays = [
+        path.relative_to(TESTS).as_posix()
+        for path in sorted((TESTS / "unit").rglob("test_*.py"))
+        if (ROOT / path.parent.name).is_dir()
+        and path.stem.removeprefix("test_") not in names_in(path.parent.name)
+    ]
+    assert strays == []
+
+
+def names_in(room: str) -> set[str]:
+    """Return names of files and folders: `page`, `show` and `show_page` for `show/page.py`."""
+    roots = [ROOT / room] + [ROOT.parent / room] * (room == "dashboards")
+    parts = [
+        path.relative_to(root).with_suffix("").parts
+        for root in roots
+        for path in root.rglob("*.py")
+    ]
+    return {name for each in parts for name in (each[0], each[-1], "_".join(each))}
+
+
 def test_every_exception_is_named_error() -> None:
     """Readers recognize an exception by its name, public or not."""
     classes = {
@@ -305,8 +328,6 @@ def test_public_names_are_complete() -> None:
 
 # --- what tests may touch -------------------------------------------------------------------------
 
-TESTS = ROOT.parent / "tests"
-
 OF_OTHERS = {
     "_agent_stream": "Strands",
     "_events": "Strands",
@@ -333,10 +354,10 @@ EXCEPTIONS = {
     "unit/observers/test_counting.py: FRAMEWORKS": A_LINE_IN_A_TABLE,
     "unit/demo/test_main.py: SCENARIOS": A_LINE_IN_A_TABLE,
     "unit/observers/test_protocol.py: OBSERVERS": A_LINE_IN_A_TABLE,
-    "unit/runtime/test_enable.py: ALL_WITH_OWN": "other tests of the process keep agents with plugins",
+    "unit/runtime/test_enable.py: ALL_WITH_OWN": "other tests keep agents with plugins",
     "unit/settings/test_settings_reader.py: SETTINGS": A_LINE_IN_A_TABLE,
     "unit/bindings/test_framework.py: FRAMEWORKS": A_LINE_IN_A_TABLE,
-    "unit/bindings/test_third_party.py: FOUND": "`autoload install` writes it into its copy of the module",
+    "unit/bindings/test_third_party.py: FOUND": "`autoload install` writes it into its copy",
     "unit/bindings/test_third_party.py: FRAMEWORKS": A_LINE_IN_A_TABLE,
     "unit/bindings/test_third_party.py: PACKAGES": A_LINE_IN_A_TABLE,
 }
