@@ -13,12 +13,14 @@ from otel_limits.bindings.recognition import release
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.doctor.doctor_command import findings_of
 from otel_limits.cli.doctor.finding import Context, as_sentences, exit_status
+from otel_limits.cli.run_command import add_settings, given_options
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.catalogue import list_in_use
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import duration_text
 from otel_limits.core.wording import pluralize
 from otel_limits.runtime.autoload import installed_autoload
+from otel_limits.settings.run_options import with_options
 from otel_limits.settings.settings_reader import VARIABLES
 from otel_limits.settings.table import variable_of
 from otel_limits.settings.variables import environment
@@ -27,7 +29,8 @@ HELP: Final = """\
 Show configured settings with value and source, and validate them.
 
 --all also shows settings with defaults. --agent shows what applies to one agent, with the line of
-the policy file. Limits set in code, such as those of a LimitsPlugin, are not included.
+the policy file. Options of `otel-limits run` are read as it reads them. Limits set in code, such as
+those of a LimitsPlugin, are not included.
 
 If quotas are kept in a shared store, the permissions of the store's user are tested.
 
@@ -56,16 +59,19 @@ NARROW: Final = 64
 def add(commands: Any) -> None:
     """Add `check`."""
     command = add_command(commands, "check", HELP, check)
+    command.usage = "otel-limits check [options]"
     command.add_argument("--all", action="store_true", help="also show settings with defaults")
     command.add_argument("--agent", metavar="NAME", help="show what applies to this agent")
     command.add_argument(
         "--probe", action="store_true", help="import the agent frameworks and probe them now"
     )
+    add_settings(command)
 
 
 def check(options: Namespace) -> int:
     """Print the settings; return 1 if one is invalid."""
-    context = Context(environment(), agent=options.agent, probe=options.probe)
+    environ = with_options(environment(), given_options(options))
+    context = Context(environ, agent=options.agent, probe=options.probe)
     rows, hidden = rows_of(context, show_all=options.all)
     if rows:
         print_rows(rows)

@@ -40,10 +40,11 @@ Run a program with limits on all its agents.
   otel-limits run --max-turns 30 -- python app.py
   otel-limits run --max-token-budget 100000 --prometheus-port 9464 -- uvicorn app:app
 
-Options override OTEL_LIMITS_* variables in the environment. Invalid settings are reported
-before the program starts (exit status 2). The program then replaces this process, so signals and
-exit status are its own. Limits also apply to Python programs it starts. A budget tree is an
-invocation and all agents it starts. For details of each setting, run `otel-limits docs settings`.
+Options override OTEL_LIMITS_* variables in the environment, and a policy file overrides both.
+Invalid settings are reported before the program starts (exit status 2). The program then replaces
+this process, so signals and exit status are its own. Limits also apply to Python programs it
+starts. A budget tree is an invocation and all agents it starts. For details of each setting, run
+`otel-limits docs settings`.
 """
 
 NOTICE: Final = (

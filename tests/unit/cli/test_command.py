@@ -91,6 +91,15 @@ def test_check_prints_what_is_set_and_what_follows(
     }
 
 
+def test_check_reads_the_options_of_run(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command line is checked before a program is started with it."""
+    monkeypatch.setenv("OTEL_LIMITS_MAX_TURNS", "30")
+    status, lines, (mistake,) = check("--max-turns", "5", "--max-cost-usd", "nine")
+    assert lines["OTEL_LIMITS_MAX_TURNS"].split() == ["5", "option"]
+    assert status == 1
+    assert mistake.startswith("otel-limits: --max-cost-usd must be ")
+
+
 def test_check_without_settings_names_the_option(check: Check) -> None:
     """There is nothing to list but the option that lists the defaults."""
     _, lines, _ = check()
