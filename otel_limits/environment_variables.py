@@ -1,4 +1,7 @@
-"""Options of `opentelemetry-instrument`, e.g. `--limits_max_turns 30`."""
+"""Options of `opentelemetry-instrument`, e.g. `--limits_max_turns 30`.
+
+The settings are declared elsewhere: see `settings/table.py`.
+"""
 
 from otel_limits.settings.table import SETTINGS
 

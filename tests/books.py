@@ -223,7 +223,7 @@ PLACES: Final = (
         (CallTracker, each)
         for each in ("admit_by_limits", "reserve", "resume", "settle", "settle_all")
     ),
-    *((CallTracker, each) for each in ("on_response_accepted", "release_unused", "release")),
+    *((CallTracker, each) for each in ("count_turn", "release_unused", "release")),
 )
 
 

@@ -17,11 +17,11 @@ import otel_limits.testing
 from otel_limits import docs
 from otel_limits.bindings.gateways import SPENT
 from otel_limits.cli.check import shown
+from otel_limits.core.halt_texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import KILLED, Verdict
-from otel_limits.core.texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.observers.conventions import CONVENTIONAL
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.metrics import METRICS
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.needs import QuotaNeed
 from otel_limits.quotas.refusals import exceeded, unanswered

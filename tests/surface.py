@@ -28,7 +28,7 @@ from otel_limits.core import errors
 from otel_limits.core.events import Event, Invocation
 from otel_limits.demo import main as runaway_demo
 from otel_limits.ledger.schema import METADATA
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.metrics import METRICS
 from otel_limits.quotas.remaining import KeyUse
 from otel_limits.settings.table import SETTINGS
 from otel_limits.top import fleet

@@ -236,7 +236,7 @@ def counters_of(url: str, authorization: str | None) -> Ask:
 @functools.cache
 def _own_labels() -> frozenset[str]:
     """Return the labels of the metrics themselves; the others identify the process."""
-    from otel_limits.observers.instruments import METRICS
+    from otel_limits.observers.metrics import METRICS
 
     return frozenset({"__name__", "version"}.union(*(metric.labels for metric in METRICS)))
 

@@ -18,9 +18,9 @@ from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import Sums
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT
+from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.limits import LOOP_LIMITS, STOP_REASONS, Breach, kind_of
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import LOST, MICROSECONDS, known_cost
 

@@ -22,6 +22,7 @@ from otel_limits.bindings.gateways import (
 )
 from otel_limits.bindings.waits import PendingWaits, wait_for
 from otel_limits.core.errors import LimitReachedError, StopNote, limit_reached
+from otel_limits.core.halt_texts import for_end_user
 from otel_limits.core.internal_errors import (
     INTERNAL_ERRORS,
     report_suppressed,
@@ -36,7 +37,6 @@ from otel_limits.core.limits import (
     without_prefix,
 )
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_end_user
 from otel_limits.runs.conversations import Conversation
 from otel_limits.runs.current import CURRENT
 from otel_limits.runs.quota_gate import AdmissionRequest
@@ -126,7 +126,7 @@ class Admission:
         can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
-        """Wait for quotas, then decide whether a call may be sent. See `decide`."""
+        """Wait for quotas, then decide whether a call may be sent. See `reserve_or_refuse`."""
         request = self.admission_request(call, attributes)
         quota_verdict = None if request is None else await self.ask_quotas(request)
         refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
@@ -172,7 +172,7 @@ class Admission:
         self, call: InFlightCall, quota_verdict: Verdict | None, *, can_be_last: bool, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.decide(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
+        return self.reserve_or_refuse(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ class Admission:
 
     # --- decisions --------------------------------------------------------------------------------
 
-    def decide(
+    def reserve_or_refuse(
         self,
         call: InFlightCall,
         quota_verdict: Verdict | None = None,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from otel_limits.bindings.span_writer import json_value
 from otel_limits.core.events import breach_from_json
+from otel_limits.core.halt_texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import clean, quoted
 from otel_limits.core.limits import CONVERSATION_PREFIX, EXTENDABLE, Breach, Limits, kind_of
 from otel_limits.core.policy import Overrides, Verdict
-from otel_limits.core.texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 from otel_limits.core.values import MappingKind
 from otel_limits.core.wording import closest_match
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from otel_limits.core.halt_texts import GATEWAY_BUDGET
 from otel_limits.core.limits import QUOTA_EXCEEDED_STOP_REASON, Breach
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import GATEWAY_BUDGET
 from otel_limits.vendors.facts import facts
 
 if TYPE_CHECKING:

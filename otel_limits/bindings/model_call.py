@@ -29,14 +29,14 @@ from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, 
 from otel_limits.bindings.span_writer import write_call_span, write_halt
 from otel_limits.bindings.waits import InvocationEndedError, Wait, wait_for
 from otel_limits.core.errors import LimitReachedError, limit_reached
-from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
-from otel_limits.core.texts import (
+from otel_limits.core.halt_texts import (
     EMPTY_REMARK,
     TOOLS_REMARK,
     budget_note,
     failed_remark,
     wrap_up_note,
 )
+from otel_limits.core.internal_errors import report_suppressed, suppress_errors, suppress_lapses
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, has_owner
 
@@ -678,7 +678,7 @@ class ModelCallInProgress(ABC):
                     settle_call(self.run, call, error)
                 else:
                     await self.invocation.settle(call, error)
-            self.count_turn(number, call, error)
+            self.accept_or_reject(number, call, error)
 
     def settle_blocking(self, error: BaseException | None = None) -> None:
         """Do the same as `settle` in a thread that may block."""
@@ -698,7 +698,7 @@ class ModelCallInProgress(ABC):
                     settle_call(self.run, call, error)
                 else:
                     self.invocation.settle_blocking(call, error)
-            self.count_turn(number, call, error)
+            self.accept_or_reject(number, call, error)
 
     @suppress_errors("binding")
     def _note_failure(self, error: BaseException) -> None:
@@ -713,7 +713,9 @@ class ModelCallInProgress(ABC):
             write_call_span(invocation.span, call, seconds, error)
 
     @suppress_errors("binding")
-    def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+    def accept_or_reject(
+        self, number: int, call: InFlightCall, error: BaseException | None
+    ) -> None:
         """Count the turn of a call, or let the outer request decide whether it is one."""
         invocation = self.invocation
         if invocation is None or call.formats_answer:
@@ -726,7 +728,7 @@ class ModelCallInProgress(ABC):
             self.outer.calls[0] = call
         else:
             invocation.failures_before, invocation.failures = invocation.failures, 0
-            self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
+            self.run.count_turn(call)  # first, as an answer that cannot be read is a turn, too
             if (wrapping := self.wrapping) is not None:
                 self._end_with_last(invocation, wrapping, answer)
                 return

@@ -16,12 +16,12 @@ from opentelemetry import context as otel_context
 
 from otel_limits.bindings.followed_runs import owned
 from otel_limits.bindings.invocation import invocation_of_task
+from otel_limits.core.halt_texts import for_end_user, for_model, not_run_note, refusal_note
 from otel_limits.core.internal_errors import (
     report_suppressed,
     suppress_errors,
     suppress_lapses,
 )
-from otel_limits.core.texts import for_end_user, for_model, not_run_note, refusal_note
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, for_threads, has_owner, is_within
 from otel_limits.runs.run import TaskScope

@@ -27,8 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
+from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.labels import quoted
-from otel_limits.core.texts import for_operator
 from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:

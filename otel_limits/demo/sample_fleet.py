@@ -33,10 +33,10 @@ from otel_limits.core.events import (
     ToolStatus,
     breach_from_json,
 )
+from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.limits import LIMITS, Limits, origins_of
 from otel_limits.core.policy import Verdict
 from otel_limits.core.price import Price
-from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
 from otel_limits.ledger import rows
 from otel_limits.quotas.keys import Template

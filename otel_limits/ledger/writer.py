@@ -1,8 +1,9 @@
 """The background thread that writes a ledger, and its rows that are not durable yet.
 
-A row is queued by the agent, written in a batch by the thread, and durable once the transaction is
-committed or the row is in the spill file. A caller that needs durability waits for it, but not for
-long: after `PATIENCE_SECONDS` it appends the unwritten rows to the spill file itself.
+A row is queued by the agent, written in a batch by the thread (with `write_rows` of `database.py`),
+and durable once the transaction is committed or the row is in the spill file. A caller that needs
+durability waits for it, but not for long: after `PATIENCE_SECONDS` it appends the unwritten rows to
+the spill file itself.
 """
 
 from __future__ import annotations

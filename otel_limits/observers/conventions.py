@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_limits.core.errors import BY_REASON, LimitReachedError
 from otel_limits.core.events import ModelCall, Started, Stop, ToolCall
-from otel_limits.observers.instruments import MetricSpec
+from otel_limits.observers.metrics import MetricSpec
 
 if TYPE_CHECKING:
-    from otel_limits.observers.instruments import Exemplar, MetricLabels, Series
+    from otel_limits.observers.metrics import Exemplar, MetricLabels, Series
     from otel_limits.runs.dispatcher import Handler
 
 CALL_SECONDS: Final = tuple(0.01 * 2**n for n in range(14))

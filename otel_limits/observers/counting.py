@@ -1,4 +1,4 @@
-"""Counts events in the metrics of `instruments.py`, independent of the exporter.
+"""Counts events in the metrics of `metrics.py`, independent of the exporter.
 
 Series that an alert or a rate needs are created at 0 when an agent is first seen.
 """
@@ -24,13 +24,13 @@ from otel_limits.core.limits import (
 )
 from otel_limits.core.price import differs
 from otel_limits.core.usage import NO_USAGE, Usage
-from otel_limits.observers import instruments as table
+from otel_limits.observers import metrics as table
 from otel_limits.observers.conventions import Conventions
-from otel_limits.observers.instruments import MetricLabels, SeriesKeeper, framework_reasons
+from otel_limits.observers.metrics import MetricLabels, SeriesKeeper, framework_reasons
 
 if TYPE_CHECKING:
     from otel_limits.core.events import QuotaUse
-    from otel_limits.observers.instruments import Exemplar
+    from otel_limits.observers.metrics import Exemplar
 
 
 # --- the service of this process ------------------------------------------------------------------

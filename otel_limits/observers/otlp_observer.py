@@ -17,7 +17,7 @@ from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import METRICS, Exemplar, MetricSpec, Series
+from otel_limits.observers.metrics import METRICS, Exemplar, MetricSpec, Series
 from otel_limits.observers.protocol import BaseObserver
 from otel_limits.otel import semconv
 

@@ -24,7 +24,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from otel_limits.core.labels import MAX_AGENTS, NO_NAMES, Names
 from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.counting import CountingObserver
-from otel_limits.observers.instruments import ENFORCING, METRICS, MetricSpec, Series
+from otel_limits.observers.metrics import ENFORCING, METRICS, MetricSpec, Series
 
 if TYPE_CHECKING:
     from prometheus_client import Metric

@@ -1,7 +1,9 @@
 """Admits model calls by quota: reserves their worst case, or waits, and settles their usage.
 
-The network never blocks a thread or event loop of an agent: a call awaits the reply, within the
-timeout. During an outage each quota uses its local share, then its `on_store_error`.
+Whether an amount is left is decided in the store: by `memory.py`, or on Redis by
+`scripts/reserve.lua`. The network never blocks a thread or event loop of an agent: a call awaits
+the reply, within the timeout. During an outage each quota uses its local share, then its
+`on_store_error`.
 """
 
 from __future__ import annotations

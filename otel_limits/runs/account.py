@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from otel_limits.core.halt_texts import FAILURE_LIMITS
 from otel_limits.core.limits import LOOP_DETECTED_STOP_REASON, REPEATED_FAILURES, Breach, Level
 from otel_limits.core.policy import KILLED, Reached, Verdict, verdict_of
-from otel_limits.core.texts import FAILURE_LIMITS
 from otel_limits.runs.budget import Budgets
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Account:
     """The usage of an invocation, and the decision whether it may go on.
 
-    `decide` compares its model calls, tool calls and time with its limits, and with those of the
-    trees and the conversation around it.
+    `reached_limits` compares its model calls, tool calls and time with its limits, and with those
+    of the trees and the conversation around it.
     """
 
     killed = False
@@ -91,7 +91,7 @@ class Account:
         self.budgets.measure_time(self.services.now())
         self.tally.consecutive_handoffs = self.handoffs.count
 
-    def decide(
+    def reached_limits(
         self, *, with_reserved: bool = False, forces_output: bool = False, side: bool = False
     ) -> Verdict | None:
         """Check every budget; the time is the one measured last.

@@ -98,7 +98,7 @@ class CallTracker:
             # Under the lock, so a retry cannot lose its reservation to another call.
             if turn and not call.id:
                 self._release_kept()
-            verdict = account.decide(
+            verdict = account.reached_limits(
                 with_reserved=True, forces_output=call.forces_output, side=not turn
             )
             if verdict is None or verdict.action == "observe" or (last and self._claim_wrap_up()):
@@ -148,7 +148,7 @@ class CallTracker:
             self._release(call)
             call.is_open = False
 
-    def on_response_accepted(self, call: InFlightCall | None = None) -> int:
+    def count_turn(self, call: InFlightCall | None = None) -> int:
         """Count a turn: the loop's response was accepted into the conversation.
 
         Args:

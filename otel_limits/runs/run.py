@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core import events
 from otel_limits.core.events import CUT_SHORT, Invocation, Stop
+from otel_limits.core.halt_texts import for_operator, nudge_note
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.limits import (
     CONVERSATION_PREFIX,
@@ -19,7 +20,6 @@ from otel_limits.core.limits import (
     Limits,
     without_prefix,
 )
-from otel_limits.core.texts import for_operator, nudge_note
 from otel_limits.runs.account import Account, Handoffs
 from otel_limits.runs.call_tracker import CallTracker
 from otel_limits.runs.conversations import Conversation
@@ -140,13 +140,13 @@ class Run(Account):
         """Restart iterations: a leg began, or the context overflowed and was reduced."""
         self.tally.iterations = 0
 
-    def turn(self, call: InFlightCall | None = None) -> None:
+    def count_turn(self, call: InFlightCall | None = None) -> None:
         """Count a model response that was accepted into the conversation.
 
         Args:
             call: Its call, if the loop may have several in flight.
         """
-        number = self.calls.on_response_accepted(call)
+        number = self.calls.count_turn(call)
         self.services.observers.publish(events.Turn(invocation=self.invocation, number=number))
 
     def check_loops(self, calls: Sequence[Call], text: str | None) -> None:
@@ -164,10 +164,13 @@ class Run(Account):
     # --- decisions --------------------------------------------------------------------------------
 
     def check_limits(self) -> Verdict | None:
-        """Return why the agent must end, by what it has used; `None` if it may continue."""
+        """Return why the agent must end, by what it has used; `None` if it may continue.
+
+        A model call has its own check, with what it would use: `CallTracker.admit_by_limits`.
+        """
         self.calls.unreported.settle()
         self.measure_time()
-        return self.with_subjects(self.decide())
+        return self.with_subjects(self.reached_limits())
 
     def warn(self) -> tuple[events.LimitWarning, ...]:
         """Publish a warning for each soft threshold that was newly crossed."""

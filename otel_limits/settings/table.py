@@ -1,7 +1,7 @@
 """The settings: name, kind of value, default and help of every variable and option.
 
-Each setting is declared once, with `setting`: in `Settings` for a process, in `Policy` if a policy
-file can set it by agent. Caps come from `LIMITS`.
+Each setting is declared once, with `setting`: in `Settings` for a process, in `Policy` of
+`core/policy.py` if a policy file can set it by agent. Caps come from `LIMITS` of `core/limits.py`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.events import CUT_SHORT
 from otel_limits.core.wording import pluralize
-from otel_limits.observers import instruments as table
+from otel_limits.observers import metrics as table
 from otel_limits.top.fleet import (
     NEAR_END,
     AgentRow,

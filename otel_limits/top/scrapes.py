@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from otel_limits.core.secrets import redact_url
 from otel_limits.dashboards.api import Prometheus, PrometheusError, WebAddress
-from otel_limits.observers import instruments as table
+from otel_limits.observers import metrics as table
 
 PROCESS_START: Final = "process_start_time_seconds"
 """Start time of a process, exported by prometheus_client on Linux."""

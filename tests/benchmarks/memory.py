@@ -33,7 +33,7 @@ def invoke(number: int) -> Run:
     call = run.calls.open(InFlightCall("scripted", 10))
     call.span_id = f"{cycle:016x}"
     run.calls.settle(call, measured(Usage(input=10, output=5)))
-    run.turn()
+    run.count_turn()
     run.calls.open(InFlightCall("scripted", 25))
     return run
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.metrics import METRICS
 from tests.otlp.receiver import Received, http_receiver
 
 SPECS = {spec.otel_name: spec for spec in METRICS}

@@ -19,7 +19,7 @@ from typing import Final
 from PIL import Image
 
 from otel_limits.core.limits import LIMITS
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.metrics import METRICS
 from tests.dashboards.draw import draw_all
 from tests.dashboards.panels import TimeRange
 from tests.dashboards.prometheus import Prometheus

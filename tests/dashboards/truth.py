@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from otel_limits.observers import instruments
+from otel_limits.observers import metrics
 from tests.dashboards.workload import (
     ACTORS,
     CALL,
@@ -137,7 +137,7 @@ def one(_: Produces) -> int:
     return 1
 
 
-def bucketed(values: Iterable[float], spec: instruments.MetricSpec) -> list[tuple[float, int]]:
+def bucketed(values: Iterable[float], spec: metrics.MetricSpec) -> list[tuple[float, int]]:
     """Sort values into the cumulative buckets of a histogram."""
     counted = list(values)
     return [
@@ -145,7 +145,7 @@ def bucketed(values: Iterable[float], spec: instruments.MetricSpec) -> list[tupl
     ]
 
 
-def quantile(share: float, values: Iterable[float], spec: instruments.MetricSpec) -> float:
+def quantile(share: float, values: Iterable[float], spec: metrics.MetricSpec) -> float:
     """Estimate a quantile as Prometheus does: linearly within a bucket."""
     buckets = bucketed(values, spec)
     rank = share * buckets[-1][1]
@@ -160,7 +160,7 @@ def quantile(share: float, values: Iterable[float], spec: instruments.MetricSpec
 
 
 def quantiles_by_agent(
-    value: Callable[[Produces], float], spec: instruments.MetricSpec
+    value: Callable[[Produces], float], spec: metrics.MetricSpec
 ) -> dict[str, float]:
     """Return the 95th percentile of each agent."""
     names = {actor.name for actor in ACTORS}
@@ -174,7 +174,7 @@ def quantiles_of_utilization() -> dict[str, float]:
     """Return the 95th percentile of each limit."""
     used = [pair for actor in ACTORS for pair in actor.produces.used.items()]
     return {
-        limit: quantile(0.95, [v for name, v in used if name == limit], instruments.BUDGET_USED)
+        limit: quantile(0.95, [v for name, v in used if name == limit], metrics.BUDGET_USED)
         for limit in {name for name, _ in used}
     }
 
@@ -227,9 +227,7 @@ def _agent_limits(played: Scene) -> dict[str, list[Expected]]:
         ),
         "Limit utilization, p95": [Expected(quantiles_of_utilization(), exact=True)],
         "Turns per invocation, p95": [
-            Expected(
-                quantiles_by_agent(lambda p: p.turns, instruments.INVOCATION_TURNS), exact=True
-            ),
+            Expected(quantiles_by_agent(lambda p: p.turns, metrics.INVOCATION_TURNS), exact=True),
         ],
         "Invocation duration, p95": [Expected(dict.fromkeys(agents, 0), loose=True)],
         "Top tools by calls": increases(tools),
@@ -284,7 +282,7 @@ def _token_spend(played: Scene) -> dict[str, list[Expected]]:
         "Tokens per minute by agent": per_minute(by(agent, tokens) | at_rest),
         "Tokens per minute by model": per_minute(by(model, tokens)),
         "Tokens per invocation, p95": [
-            Expected(quantiles_by_agent(tokens, instruments.INVOCATION_TOKENS), exact=True)
+            Expected(quantiles_by_agent(tokens, metrics.INVOCATION_TOKENS), exact=True)
         ],
         "Spend per hour by agent": per_hour(dollars_by(agent) | at_rest),
         "Spend per hour by model": per_hour(dollars_by(model)),

@@ -17,9 +17,9 @@ from otel_limits.core.events import (
     ToolCall,
     ToolStatus,
 )
+from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_operator
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.observers.ledger import LedgerObserver
 

@@ -33,7 +33,7 @@ CALLS = InternalCalls(
     start end stream _begun begin leave is_on _ended after_leg agent_stage model_stage
     stream_async _follow_leg _follow _follow_response gives_call_to note_chunk
     on_start on_end tool_stage _stop put_stop invocation_of get _module switch_in switch_out
-    with_text _track_progress count_turn
+    with_text _track_progress accept_or_reject
     """
 )
 """Functions on the way in and out, which do nothing that can fail but call the next or what they

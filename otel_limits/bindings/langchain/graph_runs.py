@@ -45,13 +45,13 @@ from otel_limits.bindings.langchain.halt_marks import mark, with_mark_of
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.langchain_probe import TASK
 from otel_limits.core.errors import LimitReachedError
+from otel_limits.core.halt_texts import not_run_note
 from otel_limits.core.internal_errors import (
     suppress_errors,
     suppress_errors_async,
     suppress_lapses,
 )
 from otel_limits.core.policy import KILLED, NO_OVERRIDES
-from otel_limits.core.texts import not_run_note
 from otel_limits.runs.current import current_scope
 from otel_limits.runs.run import Run
 

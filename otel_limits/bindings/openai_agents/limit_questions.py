@@ -19,9 +19,9 @@ from openai.types.responses import ResponseFunctionToolCall
 from otel_limits.bindings.extensions import declined_verdict, extension_of, question
 from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, active_of_task
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
+from otel_limits.core.halt_texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
-from otel_limits.core.texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
 
 if TYPE_CHECKING:
     from otel_limits.bindings.openai_agents.model_readers import RequestArguments

@@ -43,8 +43,8 @@ from otel_limits.bindings.openai_agents.model_readers import (
     with_raw_usage,
 )
 from otel_limits.bindings.openai_agents.openai_agents_probe import raw_usage_of
+from otel_limits.core.halt_texts import failed_remark
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.texts import failed_remark
 from otel_limits.usage.normaliser import completed
 
 if TYPE_CHECKING:

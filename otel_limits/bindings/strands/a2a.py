@@ -15,10 +15,10 @@ import wrapt
 from otel_limits.bindings.span_writer import json_value
 from otel_limits.bindings.strands.marks import mark, marker_of
 from otel_limits.core.events import MARKER, Stop, breach_from_json
+from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.limits import STOP_REASONS
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_operator
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable

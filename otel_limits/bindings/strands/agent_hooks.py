@@ -57,9 +57,9 @@ from otel_limits.bindings.strands.tool_context import (
     tool_stage,
 )
 from otel_limits.core.errors import limit_reached
+from otel_limits.core.halt_texts import TOOLS_REMARK, not_run_note
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import KILLED
-from otel_limits.core.texts import TOOLS_REMARK, not_run_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -170,7 +170,7 @@ def message_added(event: MessageAddedEvent) -> None:
     invocation.leg.awaits_response = invocation.waits.is_asking = False
     invocation.leg.response, invocation.leg.last_response = None, message
     run = invocation.run
-    run.turn()
+    run.count_turn()
     if run.policy.warn_at or run.loops is not None or invocation.wrapping is not None:
         _look_at_turn(event.agent, invocation, message)
 

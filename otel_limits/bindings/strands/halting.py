@@ -12,8 +12,8 @@ from strands.types.events import ModelStopReason, TypedEvent
 from otel_limits.bindings.span_writer import write_halt
 from otel_limits.bindings.strands.marks import SPANS, mark
 from otel_limits.bindings.strands.private import EventLoopStopEvent
+from otel_limits.core.halt_texts import CANCELLED_REMARK, EMPTY_REMARK
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.texts import CANCELLED_REMARK, EMPTY_REMARK
 from otel_limits.otel.semconv import MODEL_CALL_PREFIXES
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from otel_limits.bindings.strands.private import (
 )
 from otel_limits.bindings.waits import InvocationEndedError, PendingWaits, Wait
 from otel_limits.core.errors import LimitReachedError, limit_reached
+from otel_limits.core.halt_texts import not_run_note
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.texts import not_run_note
 from otel_limits.runs.run import Group, Run
 
 if TYPE_CHECKING:

@@ -76,7 +76,9 @@ class StrandsRequest(ModelCallInProgress):
     def _redescribe(self, request: StrandsRequest) -> None:
         redescribe(self.calls[0], request.model, request.content)
 
-    def count_turn(self, number: int, call: InFlightCall, error: BaseException | None) -> None:
+    def accept_or_reject(
+        self, number: int, call: InFlightCall, error: BaseException | None
+    ) -> None:
         """Do nothing: a hook counts a response that is added to the conversation."""
 
     def text_of(self, answer: ModelStopReason) -> str:

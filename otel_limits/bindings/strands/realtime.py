@@ -52,12 +52,12 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.tool_context import StrandsTool
 from otel_limits.bindings.waits import InvocationEndedError, Wait
 from otel_limits.core.errors import limit_reached
+from otel_limits.core.halt_texts import not_run_note, refusal_note
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, without_prefix
 from otel_limits.core.policy import KILLED
 from otel_limits.core.terms import PricingTerms
-from otel_limits.core.texts import not_run_note, refusal_note
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.usage.normaliser import record_of_usage
 from otel_limits.usage.text import as_json
@@ -291,7 +291,7 @@ class RealtimeInvocation(InvocationInProgress):
             return
         self._is_responding = False
         self.run.calls.settle(call)
-        self.run.turn()
+        self.run.count_turn()
         self.check()  # before the results of its tools are sent
         if call.record.sure == "missing":
             caps = (*USAGE_CAPS, QUOTAS)

@@ -213,7 +213,7 @@ class SentRequest(StrandsRequest):
         """Refuse a further call for a response, for which quotas were asked already."""
         assert self.invocation is not None and self.stage is not None  # noqa: PT018
         _attach_again(self.invocation)
-        refusal = self.invocation.decide(self.calls[0], can_be_last=False, can_ask=False)
+        refusal = self.invocation.reserve_or_refuse(self.calls[0], can_be_last=False, can_ask=False)
         if refusal is None:
             self.stage.calls += self.calls  # counted with it, if its stream is abandoned
         return refusal

@@ -11,7 +11,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.price_list import listed
-from tests.unit.core.test_price import run
+from tests.unit.core.test_price_lookup import run
 
 FORK = """
 import os, signal, sys, threading, warnings

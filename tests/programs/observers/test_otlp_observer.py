@@ -25,7 +25,7 @@ import pytest
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import ConsoleMetricExporter
 
-from otel_limits.observers.instruments import INVOCATION_TURNS
+from otel_limits.observers.metrics import INVOCATION_TURNS
 from otel_limits.observers.otlp_observer import FLUSH_INTERVAL_SECONDS, OtlpObserver
 from otel_limits.otel import export
 from otel_limits.otel.export import OwnMeters, OwnReader

@@ -13,8 +13,8 @@ from prometheus_client import REGISTRY
 
 from otel_limits import Limits, ModelCall, Stop, enable, stop_of
 from otel_limits.core.errors import MaxCostReachedError
+from otel_limits.core.halt_texts import for_model
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import for_model
 from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
 

@@ -15,7 +15,7 @@ from strands.types.events import ModelStopReason
 
 import otel_limits
 from otel_limits import Halt, Limits, Stop, enable
-from otel_limits.core.texts import CANCELLED_REMARK
+from otel_limits.core.halt_texts import CANCELLED_REMARK
 from otel_limits.testing import Answer, ScriptedModel, says, uses
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from otel_limits.audit.loop_report import LOOPS, RepeatGroup
 from otel_limits.audit.show import SHOW
 from otel_limits.cli import main
 from otel_limits.cli.show.data import schema_of
+from otel_limits.core.halt_texts import WRAPPED_UP_REMARK
 from otel_limits.core.limits import Breach
-from otel_limits.core.texts import WRAPPED_UP_REMARK
 from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger.book import Call, Entry, write
 

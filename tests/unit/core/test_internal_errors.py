@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from strands import Agent
 
     from otel_limits.core.limits import Breach
-    from otel_limits.observers.instruments import MetricSpec, Series
+    from otel_limits.observers.metrics import MetricSpec, Series
     from tests.conftest import MakeAgent, Metric
 
 pytestmark = pytest.mark.usefixtures("faulty")

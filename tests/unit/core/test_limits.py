@@ -17,9 +17,9 @@ import otel_limits
 from otel_limits import LimitReachedError, Limits
 from otel_limits.cli import main
 from otel_limits.core.errors import limit_reached
+from otel_limits.core.halt_texts import WHY
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach, Caps, Limit
 from otel_limits.core.policy import Verdict
-from otel_limits.core.texts import WHY
 from otel_limits.settings.table import SETTINGS
 from tests.paths import ROOT
 from tests.policy_schema import PATH
@@ -68,7 +68,7 @@ def forgotten(limit: Limit, backtest_help: str) -> Iterator[str]:
     if limit.reason not in exported_reasons():
         yield f"__init__.py: no *_STOP_REASON is {limit.reason!r}"
     if limit.reason not in WHY:
-        yield f"core/texts.py: WHY has no cause for {limit.reason!r}"
+        yield f"core/halt_texts.py: WHY has no cause for {limit.reason!r}"
     breach = Breach(limit.name, 1, 1, limit.reason, limit.unit)
     stop = otel_limits.Stop(reason=limit.reason, action="raised", breach=breach)
     error = type(limit_reached(Verdict(limit.reason, (breach,)), stop))
@@ -129,7 +129,7 @@ def test_omissions_of_a_new_limit_are_named(backtest_help: str) -> None:
     assert [where.partition(":")[0] for where in forgotten(new, backtest_help)] == [
         "core/limits.py",
         "__init__.py",
-        "core/texts.py",
+        "core/halt_texts.py",
         "core/errors.py",
         "README or docs",
         "policy.schema.json",

@@ -16,7 +16,7 @@ from otel_limits.core.limits import (
     QUOTA_EXCEEDED_STOP_REASON,
     QUOTA_UNAVAILABLE_STOP_REASON,
 )
-from otel_limits.observers.instruments import METRICS
+from otel_limits.observers.metrics import METRICS
 from tests.dashboards.servers import RULES
 from tests.paths import ROOT
 from tests.rules import over

@@ -32,7 +32,7 @@ from tests.unit.observers.test_counting import (
 )
 
 if TYPE_CHECKING:
-    from otel_limits.observers.instruments import MetricSpec
+    from otel_limits.observers.metrics import MetricSpec
     from tests.conftest import MakeAgent, Metric
 
 TOKENS = "gen_ai_client_token_usage"

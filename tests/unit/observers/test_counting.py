@@ -44,7 +44,7 @@ from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import Breach, Level, Limits
 from otel_limits.core.usage import Usage
 from otel_limits.observers.counting import Service, service_of
-from otel_limits.observers.instruments import METRICS, QUOTA_DECISIONS, MetricSpec
+from otel_limits.observers.metrics import METRICS, QUOTA_DECISIONS, MetricSpec
 from otel_limits.observers.otlp_observer import OtlpObserver
 from otel_limits.observers.prometheus import PrometheusObserver
 

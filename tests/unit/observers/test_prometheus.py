@@ -20,7 +20,7 @@ from otel_limits import Limits, enable
 from otel_limits.core.labels import clean
 from otel_limits.core.policy import Action, Policy
 from otel_limits.core.usage import measured
-from otel_limits.observers.instruments import METRICS, MODEL_CALLS
+from otel_limits.observers.metrics import METRICS, MODEL_CALLS
 from otel_limits.observers.prometheus import PrometheusObserver
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.registry import LIVE
@@ -30,7 +30,7 @@ from tests.processes import free_port
 if TYPE_CHECKING:
     from strands import Agent
 
-    from otel_limits.observers.instruments import MetricSpec, Series
+    from otel_limits.observers.metrics import MetricSpec, Series
     from tests.conftest import MakeAgent, Metric
 
 
@@ -128,11 +128,11 @@ def test_an_evicted_invocation_that_goes_on_is_counted(metric: Metric) -> None:
     """It is not active after a scrape or at its end."""
     enable()
     run = LIVE.start("a", Policy())
-    run.turn()
+    run.count_turn()
     run.finish("evicted")
-    run.turn()
+    run.count_turn()
     assert metric("otel_limits_turns_total", agent="a") == 2
-    run.turn()
+    run.count_turn()
     run.finish("end_turn")
     assert metric("otel_limits_turns_total", agent="a") == 3
 
@@ -141,12 +141,12 @@ def test_events_before_counting_are_not_counted_later(metric: Metric) -> None:
     """A later counter must not include events before it."""
     enable()
     run = LIVE.start("a", Policy())
-    run.turn()
+    run.count_turn()
     former = LIVE.observers.all
     LIVE.observers.set_observers(())
-    run.turn()
+    run.count_turn()
     LIVE.observers.set_observers(former)
-    run.turn()
+    run.count_turn()
     run.finish("end_turn")
     assert metric("otel_limits_turns_total", agent="a") == 2
 

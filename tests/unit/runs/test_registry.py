@@ -64,7 +64,7 @@ def test_an_observer_names_the_facts_that_it_wants(runs: RunRegistry) -> None:
     runs.observers.set_observers((selective := Selective(),))
     run = start(runs, "a")
     run.cycle()
-    run.turn()
+    run.count_turn()
     run.finish("end_turn")
     assert [type(event) for event in selective.told] == [Turn, Stop]
 
@@ -149,7 +149,7 @@ def test_a_call_that_could_not_be_counted_is_counted_once(
 def call_once(run: Run) -> None:
     """Go through one turn with one tool."""
     run.calls.settle(run.calls.open(InFlightCall("m", 1)), measured(Usage(input=1)))
-    run.turn()
+    run.count_turn()
     run.tools.record("search", "success", None, None)
 
 

@@ -49,7 +49,7 @@ def run_turn(run: Run) -> None:
     """Let an agent make a turn with a tool."""
     call = run.calls.open(InFlightCall("m"))
     run.calls.settle(call, measured(Usage(input=10, output=5)))
-    run.turn()
+    run.count_turn()
     run.tools.admit_tool("search")
     run.check_loops([Call(tool="search", request="a", result="b")], "")
 

@@ -15,9 +15,9 @@ from strands.multiagent import GraphBuilder
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, MaxTurnsReachedException, enable
+from otel_limits.core.halt_texts import for_end_user, for_model, for_operator
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
 from otel_limits.core.policy import HALT_MESSAGE_DEFAULT, Verdict
-from otel_limits.core.texts import for_end_user, for_model, for_operator
 from otel_limits.core.wording import pluralize
 from otel_limits.testing import Answer, ScriptedModel, endless, says, uses
 from tests.features.of_strands import StrandsSubject
@@ -162,7 +162,7 @@ def test_a_line_of_code(make_agent: MakeAgent) -> None:
     """The one that called `enable()`, or made the plugin; the plugin wins."""
     enable(Limits(max_turns=2))
     file, _, rest = origin_of(make_agent(runaway())("go")).partition(":")
-    assert (file, rest.split(" ")[1]) == ("test_texts.py", "(enable)")
+    assert (file, rest.split(" ")[1]) == ("test_halt_texts.py", "(enable)")
     assert rest.split(" ")[0].isdecimal()
     agent = make_agent(runaway(), plugins=[LimitsPlugin(Limits(max_turns=1))])
     assert origin_of(agent("go")).endswith("(LimitsPlugin)")
