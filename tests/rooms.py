@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -216,14 +217,15 @@ def way_table() -> str:
     settings = {
         name: os.environ[name] for name in ("HOME", "PATH", "PYTHONPATH") if name in os.environ
     }
-    return subprocess.run(
-        [sys.executable, "-m", "tests.rooms"],
-        check=True,
-        capture_output=True,
-        encoding="utf-8",
-        cwd=ROOT.parent,
-        env={**settings, "OTEL_LIMITS_LEDGER": "none"},
-    ).stdout
+    with tempfile.TemporaryDirectory() as directory:
+        return subprocess.run(
+            [sys.executable, "-m", "tests.rooms"],
+            check=True,
+            capture_output=True,
+            encoding="utf-8",
+            cwd=ROOT.parent,
+            env={**settings, "OTEL_LIMITS_LEDGER": f"{directory}/ledger.db"},
+        ).stdout
 
 
 def observed_way() -> str:

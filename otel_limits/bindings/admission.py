@@ -299,7 +299,7 @@ class Admission:
         return Refusal(verdict, asks=asks)
 
     def _release(self, call: InFlightCall) -> None:
-        if call.reservation is not None:  # refused by a quota, which is decided after our limits
+        if call.reservation is not None:  # the limits reserved for it, and a quota refuses it
             self.run.calls.release(call)
 
     def ends_loop(self, verdict: Verdict) -> bool:

@@ -35,7 +35,7 @@ class PendingWaits:
         """Create an empty set of waits."""
         self.is_cut = False
         """True once the invocation was ended: there are no further waits."""
-        self.is_asking = False
+        self.is_requesting = False
         """True from when a response is requested until it arrives, including between attempts."""
         self.open: list[Wait] = []
 

@@ -55,7 +55,7 @@ SWEEP_AT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Need:
+class WaitingNeed:
     """The amount that a waiting call needs; the oldest is the smallest."""
 
     since: int
@@ -83,12 +83,12 @@ class OpenDemand:
     """To be reserved."""
     needed: int
     """Must be left for it."""
-    needs: dict[str, Need]
+    needs: dict[str, WaitingNeed]
     """Those of waiting calls."""
     lacking: int = 0
     """How much too little is left."""
 
-    def shortage(self, this: Need) -> int:
+    def shortage(self, this: WaitingNeed) -> int:
         """Return how much too little is left, next to calls that have waited longer."""
         demand, state = self.demand, self.state
         older = [each for each in self.needs.values() if demand.enforced and each < this]
@@ -123,7 +123,7 @@ class MemoryStore(QuotaStore):
         self._lock = threading.Lock()
         self._buckets: dict[CountName, Bucket] = {}
         self._grants: dict[QuotaKey, list[Grant]] = {}
-        self._needs: dict[QuotaKey, dict[str, Need]] = {}
+        self._needs: dict[QuotaKey, dict[str, WaitingNeed]] = {}
         """Needs of waiting calls by their operation."""
         self._last_calls: dict[tuple[str, str], OrderedDict[str, deque[int]]] = {}
         """Quota and unit → model → usage of its last calls; the model called last is the last."""
@@ -300,7 +300,7 @@ class MemoryStore(QuotaStore):
         bucket.reserve(operation, lease)
         return bucket.state(opened.state.limit)
 
-    def _needs_of(self, count: Count, now: float) -> dict[str, Need]:
+    def _needs_of(self, count: Count, now: float) -> dict[str, WaitingNeed]:
         """Return the needs of waiting calls, without those of ended ones."""
         needs = self._needs.setdefault(count.quota_key, {})
         for name in [name for name, each in needs.items() if each.until <= now]:
@@ -381,16 +381,18 @@ class MemoryStore(QuotaStore):
             self._sweep_at = max(SWEEP_AT, 2 * left)
 
 
-def _waiting_call(operation: Reserve, demands: Sequence[OpenDemand], now: float) -> Need:
+def _waiting_call(operation: Reserve, demands: Sequence[OpenDemand], now: float) -> WaitingNeed:
     """Return since when a call waits, as a need of nothing."""
     since = int(now * 1000) - int(operation.waited * 1000)
     for each in demands:
         # In all counts the same, so that no two calls leave room for each other.
         since = each.needs[operation.id].since if operation.id in each.needs else since
-    return Need(since, operation.id, 0, 0.0)
+    return WaitingNeed(since, operation.id, 0, 0.0)
 
 
-def _leave_room(needs: dict[str, Need], this: Need, needed: int | None, now: float) -> None:
+def _leave_room(
+    needs: dict[str, WaitingNeed], this: WaitingNeed, needed: int | None, now: float
+) -> None:
     """Let later calls leave room for this one, or no longer if it needs nothing."""
     needs.pop(this.operation, None)
     if needed is None:

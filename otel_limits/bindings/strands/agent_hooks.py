@@ -153,7 +153,7 @@ def before_model(event: BeforeModelCallEvent) -> None:
     """Note that a response is requested, from the model or from a middleware."""
     invocation = invocation_of(event.agent)
     if invocation is not None and not event.cancel:
-        invocation.leg.awaits_response = invocation.waits.is_asking = True
+        invocation.leg.awaits_response = invocation.waits.is_requesting = True
 
 
 @suppress_errors("binding")
@@ -167,7 +167,7 @@ def message_added(event: MessageAddedEvent) -> None:
         put_delegated(invocation, cast("Any", message))
         apply_halt_if_due(event.agent, invocation, message)
         return
-    invocation.leg.awaits_response = invocation.waits.is_asking = False
+    invocation.leg.awaits_response = invocation.waits.is_requesting = False
     invocation.leg.response, invocation.leg.last_response = None, message
     run = invocation.run
     run.count_turn()

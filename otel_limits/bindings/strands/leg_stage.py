@@ -64,7 +64,7 @@ class LegWait(Wait):
 
     def may_be_cut(self, waits: PendingWaits) -> bool:
         """Return whether a response is requested."""
-        return waits.is_asking
+        return waits.is_requesting
 
     def is_innermost(self, waits: PendingWaits) -> bool:
         """Return whether no wait within it can be interrupted."""
@@ -117,7 +117,7 @@ async def _follow_leg(
             yield each
     finally:
         # Now, as a hook may resume before anything else runs.
-        leg.is_followed = followed.waits.is_asking = False
+        leg.is_followed = followed.waits.is_requesting = False
         wait.close()
         await events.aclose()
     # Last, as the generator would otherwise end in another context.

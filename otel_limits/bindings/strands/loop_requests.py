@@ -159,7 +159,7 @@ class LoopRequest(StrandsRequest):
         """Note the response for the hook that sees it added to the conversation."""
         invocation = self.invocation
         assert invocation is not None
-        invocation.leg.response, invocation.leg.has_overflowed, invocation.waits.is_asking = (
+        invocation.leg.response, invocation.leg.has_overflowed, invocation.waits.is_requesting = (
             answer,
             False,
             False,
