@@ -323,6 +323,9 @@ class ToolCallInProgress:
 
     def end(self, result: Any) -> Any:
         """Note the result, and return it with the texts for the model around a halted agent."""
+        # Strands reports the result of a refused call like that of a tool, but none has run.
+        if self.requested.refusal is not None:
+            return None
         try:
             return self._end(result)
         except Exception as error:  # noqa: BLE001  the agent must not feel it

@@ -280,8 +280,9 @@ MAY_LEAVE_TOOLS: Final = ("aborted", "cancelled", "error", "evicted", "killed", 
 
 def tool_suspects(connection: sa.Connection) -> Iterator[Any]:
     """Iterate over live invocations whose tool calls differ from their count, or have gaps."""
-    # Neither a limit nor a hook let these run, so they do not count.
-    has_run = (TOOLS.status == "success") | TOOLS.duration_us.is_not(None)
+    # Others do not count: a limit refused them, or no tool answered them, which takes no time.
+    has_failed = (TOOLS.status == "error") & TOOLS.duration_us.is_not(None)
+    has_run = (TOOLS.status == "success") | has_failed
     tools = (
         sa.select(
             TOOLS.invocation_id,

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits import Limits
 from otel_limits.cli import main
 from otel_limits.ledger.spill import SpillFiles
+from otel_limits.testing import endless, uses
+from tests.features.observed import enabled
+from tests.features.page import SUBJECTS
 from tests.ledger.book import DAY, Call, Entry, write
 from tests.unit.audit.test_completeness import ask, change, events_of, record, spill, states
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.features.subject import Subject
     from tests.ledger.fixtures import LedgerFile
 
 NOW = time.time() - 60
@@ -104,6 +109,21 @@ def test_unchanged_ledger_is_consistent_but_not_tamper_evident(
     schema = json.loads(capsys.readouterr().out)
     assert schema["properties"]["passed"]["type"] == "boolean"
     assert "passed" in schema["required"]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda each: each.name)
+def test_refused_tool_calls_are_consistent_in_each_framework(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], subject: Subject
+) -> None:
+    """A refused call has a row but no duration, and is not among those that the agent counts."""
+    for limits in (Limits(max_tool_calls=2), Limits(max_calls_per_tool={"search": 2})):
+        with enabled(limits=limits):
+            subject.call(subject.agent(subject.model(endless(uses("search")))))
+    tools = [(row["status"], row["duration_us"] is None) for row in ledger.tools()]
+    ran, refused = [("success", False)] * 2, ("refused", True)
+    # One refusal of all tools is the halt, and three in a row of one tool are.
+    assert tools == [*ran, refused, *ran, *[refused] * 3]
+    assert ask(capsys, "verify")[0] == 0
 
 
 # --- damaged pages --------------------------------------------------------------------------------

@@ -243,8 +243,8 @@ def test_tool_calls_are_refused_at_cap(events: list[Event]) -> None:
     otel_limits.enable(Limits(max_tool_calls=2), observers=[events.append])
     model = RealtimeModel("search")
     session(model, tools=[search])
-    tools = [each.status for each in events if isinstance(each, ToolCall)]
-    assert tools == ["success", "success", "refused"]
+    tools = [(each.status, each.seconds is None) for each in events if isinstance(each, ToolCall)]
+    assert tools == [("success", False), ("success", False), ("refused", True)]
     assert stops_in(events)[0].reason == "max_tool_calls"
 
 
