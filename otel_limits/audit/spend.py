@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any, Final
@@ -18,7 +18,7 @@ from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold, property_of
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.options import AFTER_TOOLS, OF_CALLS
-from otel_limits.ledger.rows import MICROSECONDS, dollars, tools_in
+from otel_limits.ledger.rows import MICROSECONDS, dollars, known_cost, tools_in
 
 # --- the question ---------------------------------------------------------------------------------
 
@@ -356,18 +356,19 @@ OUTCOMES: Final = (
     Column("spent_on_successful_usd", "Spent on successful", "money"),
     Column("spent_on_halted_usd", "Spent on halted", "money", is_key=True),
     Column("spent_on_killed_usd", "Spent on killed", "money"),
-    Column("spent_on_failed_usd", "Spent on failed", "money", is_key=True),
+    Column("spent_on_failed_usd", "Spent on failed", "money"),
     Column("spent_on_lost_usd", "Spent on lost", "money"),
     Column("spent_on_interrupted_usd", "Spent on interrupted", "money"),
     Column("spent_on_unknown_usd", "Spent on unknown", "money"),
     Column("own_cost_per_success_usd", "Own cost per success", "money"),
     Column("total_cost_per_success_usd", "Total cost per success", "money", is_key=True),
     Column("unsuccessful_share", "Unsuccessful share of cost", "share"),
+    Column("unpriced_calls", "Unpriced calls", "count"),
 )
 KINDS: Final = ("successful", "halted", "killed", "failed", "lost", "interrupted", "unknown")
 """Each ended invocation is exactly one of these."""
-UNDECIDED: Final = ("interrupted", "unknown")
-"""Those that are neither successful nor unsuccessful."""
+UNSUCCESSFUL: Final = ("halted", "killed", "failed", "lost")
+"""Those that had an end, and no natural one. The last two kinds are undecided."""
 
 
 @dataclass(slots=True)
@@ -376,43 +377,49 @@ class Outcomes:
 
     counts: Counter[str] = field(default_factory=Counter)
     pico: Counter[str] = field(default_factory=Counter)
-    unpriced: int = 0
+    unpriced: Counter[str] = field(default_factory=Counter)
     """Model calls without a known price."""
 
     def add(self, outcome: str, invocations: int, pico: int, unpriced: int) -> None:
         """Add invocations of an outcome."""
         self.counts[outcome] += invocations
         self.pico[outcome] += pico
-        self.unpriced += unpriced
+        self.unpriced[outcome] += unpriced
 
     @property
     def unsuccessful(self) -> int:
-        """Picodollars of those that had an end, and no natural one."""
-        others = ("successful", *UNDECIDED)
-        return self.pico.total() - sum(self.pico[kind] for kind in others)
+        """Picodollars of unsuccessful ones."""
+        return sum(self.pico[kind] for kind in UNSUCCESSFUL)
 
     @property
     def figures(self) -> tuple[Any, ...]:
         """The values of `OUTCOMES`."""
-        successful, of_successful, total = (
-            self.counts["successful"],
-            self.pico["successful"],
-            self.pico.total(),
-        )
-        decided = of_successful + self.unsuccessful
         return (
             self.counts.total(),
             *(self.counts[kind] for kind in KINDS),
-            *(self._usd(self.pico[kind]) for kind in KINDS),
-            # Whole picodollars: money is never a float.
-            self._usd(of_successful // successful if successful else None),
-            self._usd(total // successful if successful else None),
-            self.unsuccessful / decided if decided else None,
+            *(known_cost(self.pico[kind], self.unpriced[kind]) for kind in KINDS),
+            self._per_success("successful"),
+            self._per_success(*KINDS),
+            self._unsuccessful_share(),
+            self.unpriced.total(),
         )
 
-    def _usd(self, pico: int | None) -> Decimal | None:
-        # If nothing has a price, 0 would look free.
-        return None if self.unpriced and not self.pico.total() else dollars(pico)
+    def _per_success(self, *kinds: str) -> Decimal | None:
+        successful = self.counts["successful"]
+        if not successful or self._lacks_price(kinds):
+            return None
+        # Whole picodollars: money is never a float.
+        return dollars(sum(self.pico[kind] for kind in kinds) // successful)
+
+    def _unsuccessful_share(self) -> float | None:
+        decided = self.pico["successful"] + self.unsuccessful
+        if not decided or self._lacks_price(("successful", *UNSUCCESSFUL)):
+            return None
+        return self.unsuccessful / decided
+
+    def _lacks_price(self, kinds: Iterable[str]) -> bool:
+        """Return whether a ratio over these outcomes would be wrong by an unknown amount."""
+        return any(self.unpriced[kind] for kind in kinds)
 
 
 def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
@@ -451,7 +458,8 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
         "limit, killed ones on request, lost ones by `otel-limits ledger end-lost`; interrupted "
         "ones wait, e.g. for a person's answer, with which another invocation continues. The end "
         "of an import may be unknown. All others failed. The unsuccessful share is that of known "
-        "ends.",
+        "ends. Amounts cover calls with a known price; a cost per success or a share is unknown if "
+        "a call that it includes has none.",
     )
 
 

@@ -296,6 +296,35 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
     assert Decimal(answer["totals"]["outcomes"]["spent_on_halted_usd"]) == 10
 
 
+def test_figures_that_lack_a_price_are_unknown(ledger: LedgerFile, capsys: Output) -> None:
+    """A sum is that of known prices, next to the calls without one; a ratio is not guessed."""
+    write(
+        ledger.address,
+        Entry(agent="only halts", calls=[Call()]),
+        Entry(agent="only halts", calls=[Call(price="2")], **HALT),
+        Entry(agent="only ends", calls=[Call(price="3")]),
+        Entry(agent="only ends", calls=[Call(price="5"), Call()], **HALT),
+        Entry(agent="asks", calls=[Call(price="3")]),
+        Entry(agent="asks", calls=[Call(price="1")], **HALT),
+        Entry(agent="asks", calls=[Call()], reason="interrupt"),
+    )
+    answer = asked(capsys, "--by", "agent")
+    total = answer["totals"]["outcomes"]
+    names = ("spent_on_successful_usd", "spent_on_halted_usd", "spent_on_interrupted_usd")
+    names += ("own_cost_per_success_usd", "total_cost_per_success_usd", "unsuccessful_share")
+    seen = {
+        row["agent"]: [row[name] and float(row[name]) for name in names] + [row["unpriced_calls"]]
+        for row in [*answer["outcomes"], {**total, "agent": "total"}]
+    }
+    nothing = 0.0
+    assert seen == {
+        "only halts": [None, 2, nothing, None, None, None, 1],
+        "only ends": [3, 5, nothing, 3, None, None, 1],
+        "asks": [3, 1, None, 3, None, 0.25, 1],
+        "total": [6, 8, None, None, None, None, 3],
+    }
+
+
 def test_interrupted_and_unknown_ends_are_not_failures(ledger: LedgerFile, capsys: Output) -> None:
     """An agent that asked a person has not failed, and an import may not show an end."""
     write(
