@@ -39,6 +39,8 @@ class Column:
     kind: CellKind = "text"
     is_key: bool = False
     """Shown in every layout: it identifies the row, or is the main result."""
+    note: str = ""
+    """A sentence below the table, where the column is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +57,12 @@ class Table:
     """A hint for readers of the table."""
     levels: Sequence[int] = ()
     """Indentation of each row, if the rows are a tree."""
+
+    def note_with(self, columns: Iterable[Column]) -> str:
+        """Return the hint after those of the columns that are shown; empty without rows."""
+        notes = [*(column.note for column in columns), self.note] if self.rows else []
+        # Two columns may have the same.
+        return " ".join(dict.fromkeys(filter(None, notes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,24 +25,33 @@ from otel_limits.ledger.rows import MICROSECONDS, dollars, known_cost, tools_in
 CURRENT, RECORDED = parsing.PRICES
 DEFAULT_BY: Final = ("agent", "model")
 
+UNREPORTED_NOTE: Final = (
+    "Calls without reported usage are estimated, or unmeasured if they count no estimate."
+)
 FIGURES: Final = (
     Column("calls", "Calls", "count"),
-    Column("input_tokens", "Input", "count"),
+    Column("input_tokens", "Input", "count", note="Input includes cached tokens."),
     Column("output_tokens", "Output", "count"),
     Column("tokens", "Tokens", "count", is_key=True),
     Column("cached_share", "Cached", "share"),
     Column("cache_write_tokens", "Cache writes", "count"),
-    Column("cost_usd", "Cost", "money", is_key=True),
-    Column("cache_saved_usd", "Saved by cache", "money"),
+    Column(
+        "cost_usd",
+        "Cost",
+        "money",
+        is_key=True,
+        note="Cost covers calls with a known price; tokens of other calls are unpriced.",
+    ),
+    Column(
+        "cache_saved_usd",
+        "Saved by cache",
+        "money",
+        note="Saved by cache is how much more the calls would have cost without caching; it is "
+        "negative if more was written to caches than read.",
+    ),
     Column("unpriced_tokens", "Unpriced tokens", "count"),
-    Column("estimated_calls", "Estimated calls", "count"),
-    Column("unmeasured_calls", "Unmeasured calls", "count"),
-)
-FIGURES_NOTE: Final = (
-    "Input includes cached tokens. Cost covers calls with a known price; tokens of other calls are "
-    "unpriced. Saved by cache is how much more the calls would have cost without caching; it is "
-    "negative if more was written to caches than read. Calls without reported usage are estimated, "
-    "or unmeasured if they count no estimate."
+    Column("estimated_calls", "Estimated calls", "count", note=UNREPORTED_NOTE),
+    Column("unmeasured_calls", "Unmeasured calls", "count", note=UNREPORTED_NOTE),
 )
 
 
@@ -212,7 +221,7 @@ def spend_table(
         columns=(*inquiry.key_columns(by, (*FIGURES, *TOOL_FIGURES)), *figures),
         rows=[*((*key, *_figures({key: sums}, uses)) for key, sums in in_order), *others],
         total=(*(("total", *blank) if by else ()), *_figures(everything, uses)),
-        note=" ".join([FIGURES_NOTE, *([TOOLS_NOTE] if TOOL in by else []), *_price_list()]),
+        note=" ".join([*([TOOLS_NOTE] if TOOL in by else []), *_price_list()]),
     )
 
 

@@ -32,14 +32,44 @@ COLUMNS: Final = (
     Column("reason", "Stop reason", is_key=True),
     Column("agent", "Agent", is_key=True),
     Column("action", "Action", is_key=True),
-    Column("would_be", "Would-be halt", is_key=True),
+    Column(
+        "would_be",
+        "Would-be halt",
+        is_key=True,
+        note="A would-be halt is the limit that would have halted an agent whose action is "
+        "observe; metrics count the invocation under this reason.",
+    ),
     Column("invocations", "Invocations", "count", is_key=True),
-    Column("synthetic_halts", "Synthetic halts", "count"),
-    Column("zero_token_calls", "Zero-token calls", "count"),
-    Column("estimated_calls", "Estimated calls", "count"),
-    Column("unmeasured_calls", "Unmeasured calls", "count"),
+    # Keys, also if 0: whether a halt was a call without tokens is why readers come.
+    Column(
+        "synthetic_halts",
+        "Synthetic halts",
+        "count",
+        is_key=True,
+        note="A synthetic halt added a message that no model wrote.",
+    ),
+    Column(
+        "zero_token_calls",
+        "Zero-token calls",
+        "count",
+        is_key=True,
+        note="For a zero-token call the provider reported zero tokens.",
+    ),
+    Column(
+        "estimated_calls",
+        "Estimated calls",
+        "count",
+        note="For an estimated call the provider reported nothing, or the stream ended before "
+        "that.",
+    ),
+    Column(
+        "unmeasured_calls",
+        "Unmeasured calls",
+        "count",
+        note="An unmeasured call has no reported usage, and counts no estimate.",
+    ),
     Column("tokens", "Tokens", "count"),
-    Column("cost_usd", "Cost", "money"),
+    Column("cost_usd", "Cost", "money", note="Cost covers calls with a known price."),
     Column("unpriced_calls", "Unpriced calls", "count"),
 )
 
@@ -131,11 +161,6 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         columns=COLUMNS,
         rows=rows,
         total=("total", "", "", "", *figures, cost, unpriced),
-        note="A would-be halt is the limit that would have halted an agent whose action is "
-        "observe; metrics count the invocation under this reason. A synthetic halt added a message "
-        "that no model wrote. For a zero-token call the provider reported zero. For an estimated "
-        "one it reported nothing, or the stream ended before that; an unmeasured one counts no "
-        "estimate. Cost covers calls with a known price.",
     )
 
 

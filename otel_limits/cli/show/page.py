@@ -120,7 +120,7 @@ def _table(table: Table) -> str:
 
 def _note(table: Table) -> str:
     left_out = len(table.rows) - MOST_ROWS
-    notes = [table.note] if table.note and table.rows else []
+    notes = [note] if (note := table.note_with(table.columns)) else []
     if left_out > 0:
         rows = pluralize(left_out, "more row", "more rows")
         notes.append(f"{rows} not shown; --format csv has all of them.")

@@ -42,14 +42,15 @@ def show(answer: Answer, *, wide: bool = False) -> None:
         screen.print()
     for table in answer.tables:
         screen.print(Text(table.title, style="bold"))
+        shown = table.columns
         if not table.rows:
             screen.print("None.")
         elif table.levels:
             screen.print(_tree(table, screen.width))
         else:
-            _print_table(screen, table, None if is_whole else screen.width)
-        if table.note and table.rows:
-            screen.print(Text(table.note, style="dim italic"))
+            shown = _print_table(screen, table, None if is_whole else screen.width)
+        if note := table.note_with(shown):
+            screen.print(Text(note, style="dim italic"))
         screen.print()
     screen.print(Text(answer.about, style="dim"))
     if answer.forecast is not None:
@@ -58,7 +59,8 @@ def show(answer: Answer, *, wide: bool = False) -> None:
         screen.print(Text(answer.complete, style="dim"))
 
 
-def _print_table(screen: Console, table: Table, width: int | None) -> None:
+def _print_table(screen: Console, table: Table, width: int | None) -> Sequence[Column]:
+    """Print a table, and return the columns that are shown."""
     commands = [] if width is None else _commands(table)
     layout = fit(table if width is None else _without_commands(table), width)
     for part, style in ((layout.head, "bold"), (layout.body, ""), (layout.total, "bold")):
@@ -75,6 +77,7 @@ def _print_table(screen: Console, table: Table, width: int | None) -> None:
         columns = ", ".join(layout.left_out)
         them = "them" if len(layout.left_out) > 1 else "it"
         screen.print(Text(f"Hidden: {columns} (--wide shows {them}).", style="dim italic"))
+    return layout.columns
 
 
 def _commands(table: Table) -> list[tuple[str, str]]:
@@ -139,6 +142,8 @@ ELLIPSIS: Final = "…"
 LEAST: Final[Mapping[CellKind, int]] = {"text": 12, "id": 9, "sentence": 24}
 """Minimum characters kept of a value. An ID keeps its first ones: `show` accepts eight."""
 RULE: Final = "─"
+HYPHEN: Final = ("-", "- ")
+"""A heading may be folded after it."""
 UNKNOWN: Final = (None, "")
 NOTHING: Final = (*UNKNOWN, 0)
 
@@ -150,6 +155,8 @@ class Layout:
     head: Sequence[str]
     body: Sequence[str]
     total: Sequence[str]
+    columns: Sequence[Column]
+    """Those that are shown."""
     left_out: Sequence[str] = ()
     """Titles of hidden columns, without those that are empty."""
 
@@ -163,8 +170,6 @@ class ColumnWidth:
     is_empty: bool = False
     """Whether it contains only unknown values, and zeros unless it is a main result."""
     natural: int = 0
-    folded: int = 0
-    """Width of its whole values below a folded heading; sentences wrap, and an ID is shortened."""
     least: int = 0
     width: int = 0
 
@@ -172,9 +177,8 @@ class ColumnWidth:
         """Measure the values and the heading."""
         longest = max(map(cell_len, self.cells), default=0)
         self.natural = self.width = max(cell_len(self.column.title), longest)
-        word = max(map(cell_len, self.column.title.split()), default=0)
+        word = max(map(cell_len, self.column.title.replace(*HYPHEN).split()), default=0)
         self.least = max(word, min(longest, LEAST.get(self.column.kind, longest)))
-        self.folded = max(word, longest) if self.column.kind == "text" else self.least
 
 
 def fit(table: Table, width: int | None) -> Layout:
@@ -201,7 +205,7 @@ def fit(table: Table, width: int | None) -> Layout:
         list(_row([_part(*cell) for cell in zip(cells, lanes, strict=True)], lanes, gap))
         for cells in zip(*(lane.cells for lane in lanes), strict=True)
     ]
-    head = [*_row([wrapped(lane.column.title, lane.width) for lane in lanes], lanes, gap)]
+    head = [*_row([_heading(lane.column.title, lane.width) for lane in lanes], lanes, gap)]
     rule = RULE * _needed([lane.width for lane in lanes], gap)
     has_total = table.total is not None
     body = lines[: len(lines) - 1] if has_total else lines
@@ -209,6 +213,7 @@ def fit(table: Table, width: int | None) -> Layout:
         head=[*head, rule],
         body=[line for row in body for line in row],
         total=[rule, *lines[-1]] if has_total else [],
+        columns=[lane.column for lane in lanes],
         left_out=left_out,
     )
 
@@ -252,6 +257,14 @@ def _narrowed(
     return lanes, [lane.column.title for lane in left_out]
 
 
+def _heading(title: str, width: int) -> list[str]:
+    """Fold a heading between words, and a longer word after its hyphen."""
+    words = title.split()
+    return wrapped(
+        " ".join(word.replace(*HYPHEN) if cell_len(word) > width else word for word in words), width
+    )
+
+
 def _part(text: str, lane: ColumnWidth) -> list[str]:
     if cell_len(text) <= lane.width:
         return [text]
@@ -280,7 +293,7 @@ def _one_by_one(table: Table, texts: Iterable[Sequence[str]], width: int) -> Lay
             if text:
                 body += wrapped(f"{title}: {text}", width)
         body.append("")
-    return Layout(head=[], body=body, total=[])
+    return Layout(head=[], body=body, total=[], columns=table.columns)
 
 
 def shortened(text: str, width: int, *, keep_beginning: bool = False) -> str:

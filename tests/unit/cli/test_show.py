@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import io
+import sys
 from decimal import Decimal
 from importlib.resources import files
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from otel_limits.cli import main
 from otel_limits.cli.quota_table import table_of
 from otel_limits.cli.show.page import COLOURS, HATCHES, colour, hatches
 from otel_limits.quotas.remaining import KeyUse, Uses
+from tests.ledger.book import Call, Entry, write
+
+if TYPE_CHECKING:
+    from tests.ledger.fixtures import LedgerFile
 
 
 def plain(shown: Any) -> list[str]:
@@ -101,3 +107,33 @@ def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:
         assert f".{name} {{ fill: url(#hatch-{name}); stroke: var(--{name}); }}" in style
         assert f'id="hatch-{name}"' in tiles
     assert len(set(HATCHES.values())) == len(HATCHES)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_stops_on_a_narrow_terminal_tell_halts_from_zero_token_calls(
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    width: int,
+) -> None:
+    """Both columns are there, also if they are 0; the note explains no hidden column."""
+    calls = [Call(price="0.01")] * 3
+    write(
+        ledger.address,
+        Entry(agent="research-assistant", calls=calls),
+        Entry(agent="research-assistant", calls=calls, reason="max_turns", action="halted"),
+    )
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", str(width))
+    capsys.readouterr()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["audit", "stops"]) == 0
+    table, _, note = capsys.readouterr().out.partition("Refused tool calls")[0].partition("total")
+    heads, _, rows = table.partition("─")
+    assert {"Synthetic", "Zero-"} <= {word.partition("token")[0] for word in heads.split()}
+    numbers = [line.split()[3:6] for line in rows.splitlines() if "research" in line or "…" in line]
+    assert numbers == [["1", "0", "0"], ["1", "1", "0"]]
+    explained = {
+        name: name in note for name in ("synthetic", "zero-token", "would-be", "estimated")
+    }
+    assert list(explained.values()) == [True, True, False, False]
