@@ -201,9 +201,11 @@ def halt_of(row: Any) -> str | None:
 
 
 def _has_own_call(row: Any) -> bool:
-    """Return whether the observed amount includes the call that a quota refused."""
-    # A block refuses a call whatever it needs.
-    if kind_of(row.breach_limit) is not None or " is blocked" in (row.halt or ""):
+    """Return whether the observed amount includes the call that was refused."""
+    if (kind := kind_of(row.breach_limit)) is not None:
+        return kind.is_refusal
+    # Of a quota. A block refuses a call whatever it needs.
+    if " is blocked" in (row.halt or ""):
         return False
     return Decimal(str(row.breach_observed)) > Decimal(str(row.breach_cap))
 

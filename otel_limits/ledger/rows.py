@@ -27,6 +27,7 @@ from otel_limits.core.events import (
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import Breach, Limits
 from otel_limits.core.usage import EXACT, Usage
+from otel_limits.core.wording import shortest
 
 Item = TypeVar("Item")
 Row: TypeAlias = dict[str, Any]
@@ -176,7 +177,7 @@ def _breach(breach: Breach | None) -> Row:
     return {
         "breach_limit": breach.limit,
         "breach_cap": str(breach.cap),
-        "breach_observed": str(breach.observed),
+        "breach_observed": shortest(breach.observed),
         "breach_unit": breach.unit,
     }
 

@@ -349,6 +349,25 @@ def test_cap_of_a_quota_has_its_unit(ledger: LedgerFile, ask: Ask) -> None:
     assert branch["halt"] == "halted at team (11 with this call, of 10 model calls)"
 
 
+def test_amounts_of_a_halt_are_those_of_the_log(ledger: LedgerFile, ask: Ask) -> None:
+    """A sum of prices has zeros at its end, which the log line does not show either."""
+    cap, observed = Decimal("0.001"), Decimal("0.00105000")
+    breach = Breach("max_cost_usd", cap, observed, "max_cost_usd", "USD")
+    write(ledger.address, Entry(reason="max_cost_usd", action="halted", breach=breach))
+    (row,) = ask("stops")["costliest_halted"]
+    assert (row["cap"], row["observed"]) == ("0.001", "0.00105")
+    (branch,) = ask("show", row["trace_id"])["tree"]
+    assert branch["halt"] == f"halted at max_cost_usd ({breach.amount})"
+
+
+def test_refused_tool_call_is_not_overspent(ledger: LedgerFile, ask: Ask) -> None:
+    """The limit held: the call beyond it did not run."""
+    breach = Breach("max_tool_calls", 4, 5, "max_tool_calls", "tool calls")
+    write(ledger.address, Entry(reason="max_tool_calls", action="halted", breach=breach))
+    (branch,) = ask("show", "00000001")["tree"]
+    assert branch["halt"] == "halted at max_tool_calls (5 with this call, of 4 tool calls)"
+
+
 def test_unpriced_calls_do_not_cost_zero(halts: LedgerFile, ask: Ask) -> None:
     """An unknown price is never $0."""
     answer = ask("stops")
