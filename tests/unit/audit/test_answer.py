@@ -357,7 +357,8 @@ def test_amounts_of_a_halt_are_those_of_the_log(ledger: LedgerFile, ask: Ask) ->
     (row,) = ask("stops")["costliest_halted"]
     assert (row["cap"], row["observed"]) == ("0.001", "0.00105")
     (branch,) = ask("show", row["trace_id"])["tree"]
-    assert branch["halt"] == f"halted at max_cost_usd ({breach.amount})"
+    assert breach.amount.startswith("0.00105 of 0.001 USD ")
+    assert branch["halt"] == "halted at max_cost_usd (0.00105 of 0.001 USD)"
 
 
 def test_refused_tool_call_is_not_overspent(ledger: LedgerFile, ask: Ask) -> None:
