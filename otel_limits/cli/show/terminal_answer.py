@@ -131,7 +131,8 @@ def _line(table: Table, row: Sequence[Any], level: int | None) -> Text:
 # --- tables that fit the terminal -----------------------------------------------------------------
 # Numbers are never cut. If there is too little room, empty columns are hidden, headings folded,
 # sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
-# keys. If even the keys do not fit, each value has its own line.
+# keys. If even the keys do not fit, headings are folded after hyphens; then each value has its own
+# line.
 #
 # `rich.table` hides no column, cuts numbers, does not keep the minimum width of several columns,
 # and takes 0.5 ms for a row of twelve values, where this takes 0.03 ms.
@@ -171,14 +172,17 @@ class ColumnWidth:
     """Whether it contains only unknown values, and zeros unless it is a main result."""
     natural: int = 0
     least: int = 0
+    folded: int = 0
+    """The least width if the heading is folded after hyphens, too."""
     width: int = 0
 
     def __post_init__(self) -> None:
         """Measure the values and the heading."""
         longest = max(map(cell_len, self.cells), default=0)
         self.natural = self.width = max(cell_len(self.column.title), longest)
-        word = max(map(cell_len, self.column.title.replace(*HYPHEN).split()), default=0)
-        self.least = max(word, min(longest, LEAST.get(self.column.kind, longest)))
+        cell = min(longest, LEAST.get(self.column.kind, longest))
+        self.least = max([cell, *map(cell_len, self.column.title.split())])
+        self.folded = max([cell, *map(cell_len, self.column.title.replace(*HYPHEN).split())])
 
 
 def fit(table: Table, width: int | None) -> Layout:
@@ -246,6 +250,8 @@ def _narrowed(
     while _needed([lane.width for lane in lanes], gap) > width:
         others = [lane for lane in lanes if not lane.column.is_key]
         if not others:
+            for lane in lanes:
+                lane.width = lane.folded
             break
         hide(max(others, key=lambda lane: lane.width))
     spare = width - _needed([lane.width for lane in lanes], gap)
