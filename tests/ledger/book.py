@@ -178,14 +178,15 @@ def name_of(tool: str) -> str:
 
 
 def tool_call(invocation: Invocation, number: int, turn: int, tool: str, at: float) -> ToolCall:
-    """Half a second of a tool."""
+    """Half a second of a tool, unless it is refused."""
     called, _, told_by = tool.partition("=")
+    status = _status(called)
     return ToolCall(
         invocation=invocation,
         number=number,
         tool=name_of(tool),
-        status=_status(called),
-        seconds=0.5,
+        status=status,
+        seconds=None if status == "refused" else 0.5,
         fingerprint=f"{told_by:0<32}" if told_by else None,
         turn=turn,
         limit="max_calls_per_tool" if called.endswith("?") else None,
