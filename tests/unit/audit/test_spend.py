@@ -310,8 +310,10 @@ def test_figures_that_lack_a_price_are_unknown(ledger: LedgerFile, capsys: Outpu
     )
     answer = asked(capsys, "--by", "agent")
     total = answer["totals"]["outcomes"]
-    names = ("spent_on_successful_usd", "spent_on_halted_usd", "spent_on_interrupted_usd")
-    names += ("own_cost_per_success_usd", "total_cost_per_success_usd", "unsuccessful_share")
+    names = (
+        *("spent_on_successful_usd", "spent_on_halted_usd", "spent_on_interrupted_usd"),
+        *("own_cost_per_success_usd", "total_cost_per_success_usd", "unsuccessful_share"),
+    )
     seen = {
         row["agent"]: [row[name] and float(row[name]) for name in names] + [row["unpriced_calls"]]
         for row in [*answer["outcomes"], {**total, "agent": "total"}]
