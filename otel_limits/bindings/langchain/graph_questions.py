@@ -248,7 +248,6 @@ CHANNEL: Final = "otel_limits:"
 """Prefix of the names of our writes; the rest is the key of an interrupt."""
 
 
-@suppress_errors("binding")
 def keep(graph: Any, thread: Any, waiting: Mapping[str, Task]) -> None:
     """Write the tasks that wait for answers into the last checkpoint of a thread.
 
@@ -264,7 +263,6 @@ def keep(graph: Any, thread: Any, waiting: Mapping[str, Task]) -> None:
         graph.checkpointer.put_writes(saved.config, *_writes_of(waiting))
 
 
-@suppress_errors_async("binding")
 async def akeep(graph: Any, thread: Any, waiting: Mapping[str, Task]) -> None:
     """Do the same without blocking the event loop."""
     if thread is None or not waiting:

@@ -111,7 +111,7 @@ def track_stream(original: Any) -> Any:
                 chunks.close()
             finally:
                 call.finish()
-                keep(graph, call.thread, call.waiting)
+                _keep(graph, call)
         call.raise_if_asked()
 
     return stream
@@ -161,7 +161,7 @@ def track_astream(original: Any) -> Any:  # noqa: C901  one story, read from top
                 await chunks.aclose()
             finally:
                 call.finish()
-                await akeep(graph, call.thread, call.waiting)
+                await _akeep(graph, call)
         call.raise_if_asked()
 
     return astream
@@ -191,6 +191,18 @@ def _save(graph: Any, saved: Saved) -> None:
 async def _asave(graph: Any, saved: Saved) -> None:
     """Do the same without blocking the event loop."""
     await graph.abulk_update_state(*saved)
+
+
+@suppress_errors("binding")
+def _keep(graph: Any, call: GraphCall) -> None:
+    """Keep the tasks that wait for answers in the checkpoints of a graph."""
+    keep(graph, call.thread, call.waiting)
+
+
+@suppress_errors_async("binding")
+async def _akeep(graph: Any, call: GraphCall) -> None:
+    """Do the same without blocking the event loop."""
+    await akeep(graph, call.thread, call.waiting)
 
 
 # --- one invocation -------------------------------------------------------------------------------

@@ -134,10 +134,15 @@ class ModelRequest(ModelCallInProgress):
 
     def send(self, method: Any) -> Any:
         """Call the model's method."""
+        self._request_raw_usage()
+        return method(self.model, *self.arguments.positional, **self.arguments.named)
+
+    @suppress_errors("binding")
+    def _request_raw_usage(self) -> None:
+        """Let the SDK keep the vendor's usage, which `note_answer` reads."""
         settings = self.arguments["model_settings"]
         self.arguments["model_settings"] = with_raw_usage(settings, self.model)
         self.keeps_raw_usage = settings is self.arguments["model_settings"]
-        return method(self.model, *self.arguments.positional, **self.arguments.named)
 
     def add_note(self, note: str) -> None:
         """Add a message to the input."""
