@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import otel_limits
+from otel_limits.runs.registry import LIVE
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -43,7 +44,8 @@ class InternalCalls:
         self._entrances = {*ENTRANCES, *entrances.split()}
 
     def count(self, run: Callable[[Profile], object]) -> Counter[str]:
-        """Return how often a run calls each function."""
+        """Return how often a run calls each function, if nothing has run before it."""
+        LIVE.after_fork()
         called: Counter[str] = Counter()
 
         def note(frame: FrameType, event: str, _: Any) -> None:
@@ -54,18 +56,13 @@ class InternalCalls:
         assert len(called) > 50
         return called
 
-    def throw_in(self, name: str, number: int, error: type[Exception]) -> Profile:
-        """Make a profile function that throws when a function is called that often."""
-        seen = 0
+    def throw_in(self, name: str, number: int, error: type[Exception]) -> Fault:
+        """Make a profile function that throws when a function is called that often.
 
-        def throw(frame: FrameType, event: str, _: Any) -> None:
-            nonlocal seen
-            if event == "call" and self._is_ours(frame) and name_of(frame) == name:
-                seen += 1
-                if seen == number:
-                    raise error(f"thrown in {name}")
-
-        return throw
+        It forgets earlier runs: after a failure, for example, a run calls more functions.
+        """
+        LIVE.after_fork()
+        return Fault(self._is_ours, name, number, error)
 
     def _is_ours(self, frame: FrameType) -> bool:
         code = frame.f_code
@@ -75,6 +72,35 @@ class InternalCalls:
             and code.co_name not in self._entrances
             and not code.co_name.startswith("<")
         )
+
+
+class Fault:
+    """A profile function that throws, once.
+
+    Args:
+        is_ours: Whether a call is one in which faults are thrown.
+        name: The function.
+        number: At which of its calls.
+        error: The class of the error.
+    """
+
+    def __init__(
+        self, is_ours: Callable[[FrameType], bool], name: str, number: int, error: type[Exception]
+    ) -> None:
+        self._is_ours, self._name, self._error = is_ours, name, error
+        self._left = number
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        """Count a call, and throw in the last one."""
+        if event == "call" and self._is_ours(frame) and name_of(frame) == self._name:
+            self._left -= 1
+            if self._left == 0:
+                raise self._error(f"thrown in {self._name}")
+
+    @property
+    def is_thrown(self) -> bool:
+        """True once it was thrown."""
+        return self._left <= 0
 
 
 def name_of(frame: FrameType) -> str:

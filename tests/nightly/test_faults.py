@@ -79,11 +79,12 @@ def test_a_fault_in_each_internal_call_in_turn(
     for name, times in inside.items():
         events.clear()
         number = 1 if which == "first" else times
-        agent = short_runaway(make_agent)
+        agent, fault = short_runaway(make_agent), CALLS.throw_in(name, number, error)
         try:
-            reason = run_with(agent, CALLS.throw_in(name, number, error))
+            reason = run_with(agent, fault)
         except Exception as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
+        assert fault.is_thrown, f"{name} was not called {number} times"
         assert isinstance(agent.model, ScriptedModel)
         booked = [fact.usage.total for fact in events if isinstance(fact, ModelCall)]
         spent = [fact.usage.total for fact in events if isinstance(fact, Stop)]
@@ -97,7 +98,6 @@ def test_a_fault_in_each_internal_call_in_turn(
         fine = fine and len(LIVE) == 0
         if not fine:
             wrong[name, number] = (*seen, booked, spent, len(LIVE))
-        LIVE.after_fork()
     assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())
 
 

@@ -87,11 +87,13 @@ def test_a_fault_in_each_internal_call_in_turn(
     for name, times in inside.items():
         events.clear()
         model = ScriptedChatModel(script)
+        number = 1 if which == "first" else times
+        fault = CALLS.throw_in(name, number, error)
         try:
-            number = 1 if which == "first" else times
-            reason = run_with(agent(model), how, CALLS.throw_in(name, number, error))
+            reason = run_with(agent(model), how, fault)
         except BaseException as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
+        assert fault.is_thrown, f"{name} was not called {number} times"
         booked = [each.usage.total for each in events if isinstance(each, ModelCall)]
         counted = [each.model_calls for each in events if isinstance(each, Stop)]
         faults = len([each for each in events if isinstance(each, InternalError)])
@@ -106,5 +108,4 @@ def test_a_fault_in_each_internal_call_in_turn(
         is_unlimited = (reason, faults, booked) == ("end_turn", 1, []) and len(LIVE) == 0
         if not (fine or is_unlimited):
             wrong[name, number] = (reason, model.calls, faults, booked, counted, len(LIVE))
-        LIVE.after_fork()
     assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())

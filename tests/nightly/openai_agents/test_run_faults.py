@@ -69,15 +69,16 @@ def test_a_fault_in_each_internal_call_in_turn(
     for name, times in inside.items():
         events.clear()
         model = ScriptedAgentsModel(script)
+        number = 1 if which == "first" else times
+        fault = CALLS.throw_in(name, number, error)
         try:
-            number = 1 if which == "first" else times
-            reason = run_with(agent(model), how, CALLS.throw_in(name, number, error))
+            reason = run_with(agent(model), how, fault)
         except BaseException as felt:  # noqa: BLE001  all of them are asserted below
             reason = repr(felt)
+        assert fault.is_thrown, f"{name} was not called {number} times"
         booked = [each.usage.total for each in events if isinstance(each, ModelCall)]
         faults = len([each for each in events if isinstance(each, InternalError)])
         is_felt = reason not in ("max_turns", "end_turn")
         if is_felt or faults != 1 or 0 in booked or len(LIVE):
             wrong[name, number] = (reason, model.calls, faults, booked, len(LIVE))
-        LIVE.after_fork()
     assert not wrong, "\n".join(f"{place}: {seen}" for place, seen in wrong.items())
