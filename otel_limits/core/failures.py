@@ -7,7 +7,7 @@ import re
 from typing import Final, TypeAlias
 
 from otel_limits.core.labels import clean
-from otel_limits.core.secrets import redact_message
+from otel_limits.core.secrets import redact_message, redact_url
 from otel_limits.core.values import CheckedKind, InvalidValueError
 from otel_limits.core.wording import compiled, suggestion
 
@@ -92,7 +92,8 @@ def _require_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
-        raise InvalidValueError(f"The pattern {pattern!r} is invalid: {error}.") from None
+        shown = redact_url(pattern) if isinstance(pattern, str) else pattern
+        raise InvalidValueError(f"The pattern {shown!r} is invalid: {error}.") from None
 
 
 TOOL_FAILURES: Final = CheckedKind[FailureRule](
