@@ -728,12 +728,15 @@ class ModelCallInProgress(ABC):
             self.outer.calls[0] = call
         else:
             invocation.failures_before, invocation.failures = invocation.failures, 0
-            self.run.count_turn(call)  # first, as an answer that cannot be read is a turn, too
-            if (wrapping := self.wrapping) is not None:
-                self._end_with_last(invocation, wrapping, answer)
+            self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
+            wrapping = self.wrapping
+            if wrapping is None:
+                invocation.warn()
+            if answer is None:
                 return
-            invocation.warn()
-            if answer is not None:
+            if wrapping is not None:
+                self._end_with_last(invocation, wrapping, answer)
+            else:
                 invocation.request_tools(self.text_of(answer), self.tools_of(answer))
 
     def _used(self, number: int, error: BaseException | None) -> Any:

@@ -188,10 +188,12 @@ def _is_ours(task: asyncio.Task[Any] | None, others: int, error: BaseException) 
 # --- in a thread that may block -------------------------------------------------------------------
 
 
+@suppress_errors("quotas")
 def wait_for(awaitable: Awaitable[T]) -> T:
     """Return the result of an awaitable, also in a thread whose event loop is running.
 
-    Such a thread is blocked in any case, by the synchronous call of the application.
+    Such a thread is blocked in any case, by the synchronous call of the application. `None` after
+    an error, e.g. if no further thread can be started.
     """
     try:
         asyncio.get_running_loop()

@@ -327,8 +327,8 @@ class ChatRequest(ModelCallInProgress):
         # request would contain it.
         if answer.invalid_tool_calls:
             answer.content, answer.invalid_tool_calls, answer.additional_kwargs = text, [], {}
-        invocation.answer = answer
         mark(answer, run.stop(run.verdict.reason), synthetic=False)
+        invocation.answer = answer
 
     def prepare(self, invocation: Any) -> None:
         """Wait for a human with the node of the question, or note an obstacle to a last answer."""

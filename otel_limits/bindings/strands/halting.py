@@ -140,7 +140,8 @@ async def ending_as_last(
             chunk = event.get("event")
             streamed = streamed or chunk is not None
             if isinstance(event, ModelStopReason):
-                for each in _end(event, invocation, ending, streamed=streamed):
+                ended = _end(event, invocation, ending, streamed=streamed)
+                for each in ended or (*ending, event):
                     yield each
                 ending = []
             # Held back until the message is known: a block after the end of a message would be a
@@ -153,14 +154,15 @@ async def ending_as_last(
         await events.aclose()
 
 
+@suppress_errors("binding")
 def _end(
     answer: ModelStopReason,
     invocation: StrandsInvocation,
     ending: list[TypedEvent],
     *,
     streamed: bool,
-) -> Iterator[TypedEvent]:
-    """Yield the end of a stream, with our block added to the last answer."""
+) -> list[TypedEvent]:
+    """Return the end of a stream, with our block added to the last answer."""
     last = answer
     # No longer wrapping: another call has been refused since, and the halt is about that one.
     if invocation.wrapping is not None:
@@ -171,10 +173,9 @@ def _end(
             invocation.wrapping = replace(invocation.wrapping, remark=CANCELLED_REMARK)
     invocation.leg.has_streamed_text = last is not answer
     # An answer from a middleware's cache may have no stream, and then no block is expected.
-    if streamed and last is not answer:
-        yield from _block_of(last.message["content"][-1]["text"])
-    yield from ending
-    yield last
+    has_block = streamed and last is not answer
+    block = _block_of(last.message["content"][-1]["text"]) if has_block else ()
+    return [*block, *ending, last]
 
 
 def _block_of(text: str) -> Iterator[TypedEvent]:
