@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import otel_limits
 from otel_limits.runs.registry import LIVE
+from otel_limits.testing import says, uses
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     Profile = Callable[[FrameType, str, Any], None]
 
 PACKAGE: Final = str(Path(otel_limits.__file__).parent)
+
+SECOND: Final = {"halt": uses("search"), "wrap_up": says("so far")}
+"""What a scripted model answers to its second request, by the action at a limit of one turn."""
 
 NOT_THROWN_IN: Final = (
     *("scripted_model.py", "scripted_chat_model.py", "scripted_agents_model.py"),

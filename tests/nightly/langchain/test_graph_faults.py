@@ -16,11 +16,12 @@ from otel_limits import Event, InternalError, Limits, ModelCall, Stop, enable, s
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedChatModel, says, uses
 from tests.langchain.graphs import ASK, STEPS, agent
-from tests.nightly.each_call import InternalCalls
+from tests.nightly.each_call import SECOND, InternalCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from otel_limits.core.policy import Action
     from tests.nightly.each_call import Profile
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -67,11 +68,16 @@ def run_with(graph: Any, how: str, profile: Profile) -> str:
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "which"),
-    [("invoke", RecursionError, "first"), ("ainvoke", RuntimeError, "last")],
+    ("how", "action", "error", "which"),
+    [
+        ("invoke", "halt", RecursionError, "first"),
+        ("ainvoke", "halt", RuntimeError, "last"),
+        ("invoke", "wrap_up", RuntimeError, "last"),
+        ("ainvoke", "wrap_up", RuntimeError, "first"),
+    ],
 )
 def test_a_fault_in_each_internal_call_in_turn(
-    how: str, error: type[Exception], which: str
+    how: str, action: Action, error: type[Exception], which: str
 ) -> None:
     """The graph never feels it, every call counts, it ends at the limit, and nothing stays live.
 
@@ -79,8 +85,8 @@ def test_a_fault_in_each_internal_call_in_turn(
     message. One at the beginning leaves the graph without limits. Each is reported.
     """
     events: list[Event] = []
-    enable(Limits(max_turns=1), observers=[events.append])
-    script = [uses("search"), uses("search"), says("done")]
+    enable(Limits(max_turns=1), action=action, observers=[events.append])
+    script = [uses("search"), SECOND[action], says("done")]
     agent(ScriptedChatModel(script)).invoke(ASK, STEPS)  # what is done once per process
     inside = CALLS.count(functools.partial(run_with, agent(ScriptedChatModel(script)), how))
     wrong = {}

@@ -13,10 +13,11 @@ from agents import Runner
 from otel_limits import Event, InternalError, Limits, ModelCall, enable, stop_of
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import ScriptedAgentsModel, says, uses
-from tests.nightly.each_call import InternalCalls
+from tests.nightly.each_call import SECOND, InternalCalls
 from tests.openai_agents.runs import UNTRACED, agent, streamed
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Action
     from tests.nightly.each_call import Profile
 
 pytestmark = pytest.mark.usefixtures("faulty")
@@ -50,19 +51,24 @@ def run_with(boss: Any, how: str, profile: Profile) -> str:
 
 
 @pytest.mark.parametrize(
-    ("how", "error", "which"),
-    [("run", RuntimeError, "last"), ("run_streamed", RuntimeError, "last")],
+    ("how", "action", "error", "which"),
+    [
+        ("run", "halt", RuntimeError, "last"),
+        ("run_streamed", "halt", RuntimeError, "last"),
+        ("run", "wrap_up", RuntimeError, "last"),
+        ("run_streamed", "wrap_up", RuntimeError, "last"),
+    ],
 )
 def test_a_fault_in_each_internal_call_in_turn(
-    how: str, error: type[Exception], which: str
+    how: str, action: Action, error: type[Exception], which: str
 ) -> None:
     """The run never feels it, no call is lost, and nothing stays live.
 
     A fault can cost the limits of an invocation or the message of its halt, and is reported.
     """
     events: list[Event] = []
-    enable(Limits(max_turns=1), observers=[events.append])
-    script = [uses("search"), uses("search"), says("done")]
+    enable(Limits(max_turns=1), action=action, observers=[events.append])
+    script = [uses("search"), SECOND[action], says("done")]
     run_with(agent(ScriptedAgentsModel(script)), how, lambda *_: None)  # done once per process
     inside = CALLS.count(functools.partial(run_with, agent(ScriptedAgentsModel(script)), how))
     wrong = {}
