@@ -92,8 +92,8 @@ def _require_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
-        shown = redact_url(pattern) if isinstance(pattern, str) else pattern
-        raise InvalidValueError(f"The pattern {shown!r} is invalid: {error}.") from None
+        shown = redact_url(repr(pattern))
+        raise InvalidValueError(f"The pattern {shown} is invalid: {error}.") from None
 
 
 TOOL_FAILURES: Final = CheckedKind[FailureRule](

@@ -86,6 +86,14 @@ def test_unexpected_error_is_one_mistake(
     assert reading.settings.policy.limits.max_turns == 3
 
 
+def test_invalid_pattern_is_shown_without_a_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any text may be in a variable, also one that belongs in another."""
+    monkeypatch.setenv("OTEL_LIMITS_TOOL_FAILURES", "redis://u:hunter2@h/[")
+    (mistake,) = read_settings().mistakes
+    assert "The pattern 'redis://u:***@h/[' is invalid" in mistake
+    assert "hunter2" not in mistake
+
+
 @pytest.mark.parametrize("name", [*PROCESS_FIELDS, *POLICY_FIELDS])
 def test_every_setting_is_used(name: str) -> None:
     """A setting that no code reads would be accepted and do nothing."""
