@@ -109,6 +109,7 @@ class Engine:
 
     async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
+        reservation: QuotaReservation | None = None
         try:
             if self._conversations is not None:
                 refusal = await self._conversations.refresh(request)
@@ -120,6 +121,9 @@ class Engine:
             return self._leave_unpriced(reservation) or await self._reserve_or_refuse(reservation)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             INTERNAL_ERRORS.report("quotas", error)
+            if reservation is not None and not reservation.demands:
+                # Nothing was asked of the store: the call counts like one without admission.
+                self._reservations.drop(reservation)
             return None
 
     async def settle(self, invocation_id: str, call_id: str = "") -> None:

@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 from opentelemetry import baggage, context
@@ -21,7 +22,8 @@ from strands.hooks import AfterInvocationEvent, AfterModelCallEvent, BeforeModel
 import otel_limits
 from otel_limits import enable
 from otel_limits.core.errors import QuotaExceededError
-from otel_limits.core.events import ModelCall, QuotaDecision, QuotaUse, Stop
+from otel_limits.core.events import InternalError, ModelCall, QuotaDecision, QuotaUse, Stop
+from otel_limits.quotas.client import StoreClient
 from otel_limits.quotas.estimates import HALF_LIFE_SECONDS
 from otel_limits.runs.registry import LIVE
 from otel_limits.testing import FakeTime, ScriptedModel, endless, fails, says, uses
@@ -712,6 +714,20 @@ def test_side_call_counts_without_admission(
     with pytest.warns(DeprecationWarning, match="structured_output"):
         agent.structured_output(Verdict, "go")
     assert agent("go").stop_reason == "quota_exceeded"
+
+
+@pytest.mark.usefixtures("faulty")
+def test_call_counts_if_an_error_of_ours_has_admitted_it(
+    hold: Hold, make_agent: MakeAgent, events: list[Event]
+) -> None:
+    """The error is reported once, and the next call is counted with it."""
+    hold({"calls": {"model_calls": 9, "window": "day"}}, observers=[events.append])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    with patch.object(StoreClient, "reserve", side_effect=RuntimeError("ours")):
+        assert agent("go").stop_reason == "end_turn"
+    agent("go")
+    assert sum(isinstance(each, InternalError) for each in events) == 1
+    assert last_use(events, "calls") == (2, 0)
 
 
 def test_quota_usage_equals_the_published_events(
