@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 PACKAGE: Final = str(Path(otel_limits.__file__).parent)
 
-SECOND: Final = {"halt": uses("search"), "wrap_up": says("so far")}
-"""What a scripted model answers to its second request, by the action at a limit of one turn."""
+SECOND: Final = {"halt": uses("search"), "wrap_up": says("in part")}
+"""The second answer of a scripted model, by the action at a limit of one turn."""
 
 NOT_THROWN_IN: Final = (
     *("scripted_model.py", "scripted_chat_model.py", "scripted_agents_model.py"),

@@ -717,13 +717,13 @@ def test_side_call_counts_without_admission(
 
 
 @pytest.mark.usefixtures("faulty")
-def test_call_counts_if_an_error_of_ours_has_admitted_it(
+def test_call_counts_if_an_internal_error_has_admitted_it(
     hold: Hold, make_agent: MakeAgent, events: list[Event]
 ) -> None:
     """The error is reported once, and the next call is counted with it."""
     hold({"calls": {"model_calls": 9, "window": "day"}}, observers=[events.append])
     agent = make_agent(ScriptedModel(endless(says("done"))))
-    with patch.object(StoreClient, "reserve", side_effect=RuntimeError("ours")):
+    with patch.object(StoreClient, "reserve", side_effect=RuntimeError("broken")):
         assert agent("go").stop_reason == "end_turn"
     agent("go")
     assert sum(isinstance(each, InternalError) for each in events) == 1
