@@ -126,10 +126,16 @@ class LoopRequest(StrandsRequest):
         """Call what is within the stage, unless the agent was cancelled while the call waited."""
         invocation = self.invocation
         assert invocation is not None  # it is of a loop
-        if invocation.gate is not None and invocation.verdict is None and invocation.is_cancelled:
+        if self._was_cancelled():
             return _cancelled()  # which Strands would still send
         events = method(self.context)
         return events if invocation.wrapping is None else ending_as_last(events, invocation)
+
+    @suppress_errors("binding")
+    def _was_cancelled(self) -> bool:
+        """Return whether the application has cancelled the agent while the call waited."""
+        own = self.invocation
+        return own is not None and own.gate is not None and not own.verdict and own.is_cancelled
 
     def add_note(self, note: str) -> None:
         """Add a sentence to the messages, in a copy that is sent only."""
