@@ -193,7 +193,7 @@ class Books:
             retried = how.get("failed", False) and not how.get("aborted", False)
             self.settled(self.run_of[calls], call, retried=retried)
 
-    def _on_response_accepted(self, original: Any, calls: Any, *call: Any) -> int:
+    def _count_turn(self, original: Any, calls: Any, *call: Any) -> int:
         with self.run_of[calls].services.lock:
             number: int = original(calls, *call)
             self.release_unused(self.run_of[calls])

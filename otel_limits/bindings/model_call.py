@@ -728,7 +728,7 @@ class ModelCallInProgress(ABC):
             self.outer.calls[0] = call
         else:
             invocation.failures_before, invocation.failures = invocation.failures, 0
-            self.run.turn(call)  # first, as an answer that cannot be read is a turn, too
+            self.run.count_turn(call)  # first, as an answer that cannot be read is a turn, too
             wrapping = self.wrapping
             if wrapping is None:
                 invocation.warn()

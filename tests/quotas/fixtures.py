@@ -420,12 +420,12 @@ class Hold(Protocol):
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
-        timeout: float | None = None,
+        timeout: float = PATIENCE,
         **more: Any,
     ) -> None:
         """Enforce `quotas`; `more` are other sections of the policy file.
 
-        The store timeout is the default, unless the test sets one.
+        Only a test about outages needs a shorter store timeout: a busy machine is none.
         """
 
 
@@ -437,11 +437,10 @@ def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hold:
         quotas: dict[str, dict[str, Any]],
         url: str = "memory://",
         observers: Sequence[Any] = (),
-        timeout: float | None = None,
+        timeout: float = PATIENCE,
         **more: Any,
     ) -> None:
-        if timeout is not None:
-            monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE_TIMEOUT", str(timeout))
+        monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE_TIMEOUT", str(timeout))
         path = tmp_path / "limits.yaml"
         path.write_text(json.dumps({"quotas": quotas, **more}))
         monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))

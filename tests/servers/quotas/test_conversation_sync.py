@@ -249,10 +249,10 @@ Open: TypeAlias = Callable[..., Chat]
 def open_chat(hold: Hold, make_agent: MakeAgent) -> Open:
     """Limit the conversations of this process, and make an agent."""
 
-    def limit(url: str, timeout: float | None = None, **more: Any) -> None:
+    def limit(url: str, timeout: float = PATIENCE, **more: Any) -> None:
         hold({}, url, timeout=timeout, defaults=LIMITS | more)
 
-    def begin(url: str, timeout: float | None = None, **more: Any) -> Chat:
+    def begin(url: str, timeout: float = PATIENCE, **more: Any) -> Chat:
         limit(url, timeout, **more)
         return Chat(make_agent(ScriptedModel(endless(says("x"))), name="worker"), limit)
 

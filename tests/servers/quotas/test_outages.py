@@ -143,7 +143,8 @@ def start_outage(
         agent = make_agent(ScriptedModel(endless(says("done"))))
         eventually(lambda: agent("go").stop_reason == "end_turn")
         events.clear()
-        hold({"calls": CALLS | {"on_store_error": mode}}, place.url, [events.append])
+        quota = CALLS | {"on_store_error": mode}
+        hold({"calls": quota}, place.url, [events.append], timeout=TIMEOUT)
         fail()
         return agent
 

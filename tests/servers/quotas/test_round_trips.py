@@ -485,7 +485,7 @@ def test_cluster_survives_a_dead_or_hung_node(
     hold: Hold, make_agent: MakeAgent, nodes: Deployment, how: str
 ) -> None:
     """Also when it is the first one in the URL, or the one with our keys."""
-    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, nodes.url)
+    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, nodes.url, timeout=2.0)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     _fail_over(agent, nodes, how)
 
@@ -506,7 +506,7 @@ def test_a_fleet_follows_the_master_that_its_sentinels_name(
     how: str,
 ) -> None:
     """No agent is halted, nothing is lost, and kills arrive from the new master."""
-    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, watched.url)
+    hold({"calls": {"model_calls": 10_000, "window": "P366D"}}, watched.url, timeout=2.0)
     agent = make_agent(ScriptedModel(endless(says("done"))))
     _fail_over(agent, watched, how)
     eventually(lambda: len(watched.servers[-1].client.pubsub_channels("*otel_limits*")) == 2)
