@@ -142,9 +142,16 @@ class Clock:
             thread.start()
             self._thread = thread
 
+    @suppress_errors("deadlines")
     def _work(self) -> None:
-        while (callback := self._next()) is not None:
-            suppress_errors("deadlines")(callback)()
+        try:
+            while (callback := self._next()) is not None:
+                suppress_errors("deadlines")(callback)()
+        finally:
+            with self._changed:
+                # By an error of ours: the next callback that is scheduled starts another thread.
+                if self._thread is threading.current_thread():
+                    self._thread = None
 
     def _next(self) -> Callable[[], None] | None:
         """Wait for the next callback; `None` when nothing is scheduled."""

@@ -12,7 +12,7 @@ import pytest
 from strands import tool
 
 from otel_limits import Limits, QuotaWait, enable
-from otel_limits.runs.clock import CLOCK
+from otel_limits.runs.clock import CLOCK, Clock
 from otel_limits.testing import FakeTime, ScriptedModel, endless, says, uses
 from tests.pages import files
 from tests.processes import PATIENCE_SECONDS
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_limits import Event
-    from tests.conftest import Call, MakeAgent
+    from tests.conftest import Call, MakeAgent, Metric
 
 
 def test_example_of_the_page_passes() -> None:
@@ -129,6 +129,23 @@ def test_failing_callback_does_not_stop_the_next_one(faulty: None) -> None:
         CLOCK.schedule(CLOCK.now() + 2, lambda: called.append(2))
         fake.advance(2)
     assert called == [2]
+
+
+def test_time_limits_outlive_a_fault_in_the_thread_of_the_clock(
+    faulty: None, metric: Metric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ends by a fault, which is counted, and the next callback starts another one."""
+    enable()
+    clock, called = Clock(), [threading.Event(), threading.Event()]
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(clock, "now", lambda: 1 // 0)
+        clock.schedule(0.0, called[0].set)
+        for thread in set(threading.enumerate()) - before:
+            thread.join(PATIENCE_SECONDS)
+    assert metric("otel_limits_internal_errors_total", component="deadlines") == 1
+    clock.schedule(0.0, called[1].set)
+    assert all(each.wait(PATIENCE_SECONDS) for each in called)
 
 
 def test_advance_calls_each_callback_at_its_own_time() -> None:
