@@ -149,7 +149,7 @@ class Clock:
                 suppress_errors("deadlines")(callback)()
         finally:
             with self._changed:
-                # By an error of ours: the next callback that is scheduled starts another thread.
+                # After an internal error: the next callback starts another thread.
                 if self._thread is threading.current_thread():
                     self._thread = None
 

@@ -598,11 +598,34 @@ def test_result_of_a_cut_graph_has_its_form(how: str, saver: Any) -> None:
     assert state["found"] == ["finding 0", "finding 1"]
 
 
+class AwaitedSaver(InMemorySaver):
+    """A saver whose writes can be awaited: LangGraph may return a result before it stores it."""
+
+    def __init__(self) -> None:
+        """Start with nothing stored."""
+        super().__init__()
+        self._changed = threading.Condition()
+        self._stored: list[object] = []
+
+    def put_writes(self, config: Any, writes: Any, task_id: str, task_path: str = "") -> None:
+        """Store the writes of a task."""
+        super().put_writes(config, writes, task_id, task_path)
+        with self._changed:
+            self._stored += [value for _, value in writes]
+            self._changed.notify_all()
+
+    def stored(self, result: str) -> str:
+        """Return a result once it is stored."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: result in self._stored, PATIENCE_SECONDS)
+        return result
+
+
 @pytest.mark.parametrize("is_async", [False, ASYNC_TASKS])
 def test_finished_tasks_of_the_functional_api_are_not_paid_for_again(*, is_async: bool) -> None:
     """The results of a function's tasks are stored, as they are after any exception."""
     enable(max_model_calls=4)
-    model = finding()
+    model, saver = finding(), AwaitedSaver()
 
     @task
     def work(_: int) -> str:
@@ -612,13 +635,13 @@ def test_finished_tasks_of_the_functional_api_are_not_paid_for_again(*, is_async
     async def awork(_: int) -> str:
         return str((await model.ainvoke("go")).text)
 
-    @entrypoint(checkpointer=InMemorySaver())
+    @entrypoint(checkpointer=saver)
     def flow(_: str) -> list[str]:
-        return [work(n).result() for n in range(6)]
+        return [saver.stored(work(n).result()) for n in range(6)]
 
-    @entrypoint(checkpointer=InMemorySaver())
+    @entrypoint(checkpointer=saver)
     async def aflow(_: str) -> list[str]:
-        return [await awork(n) for n in range(6)]
+        return [await asyncio.to_thread(saver.stored, await awork(n)) for n in range(6)]
 
     run: Any = aflow if is_async else flow
     call = CALLS["ainvoke" if is_async else "invoke"]
