@@ -499,7 +499,9 @@ def record(directory: str, policy: Mapping[str, Any]) -> int:
     path = Path(directory).expanduser() / LEDGER_FILE
     if path.exists():
         # It may be a real ledger.
-        return _refuse(f"{path} already exists. Delete it or choose another directory.")
+        return _refuse(
+            f"{path} already exists. Use it as it is, delete it, or choose another directory."
+        )
     today = datetime.fromtimestamp(time.time(), timezone.utc).date()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

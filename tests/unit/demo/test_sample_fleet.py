@@ -139,7 +139,7 @@ def test_existing_ledger_is_not_overwritten(
     """It may be a real ledger."""
     before = (directory / "ledger.db").read_bytes()
     assert main(["demo", "--record", str(directory)]) == 2
-    assert "already exists. Delete it or choose another directory." in capsys.readouterr().err
+    assert "already exists. Use it as it is, delete it, or choose" in capsys.readouterr().err
     assert (directory / "ledger.db").read_bytes() == before
 
 
