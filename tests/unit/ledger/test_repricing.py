@@ -99,6 +99,7 @@ def test_stated_cost_is_repriced_by_the_policy_file_only(
             "UPDATE otel_limits_model_calls SET stated_pico = 7, price_basis = ?",
             (json.dumps({"stated_by": "openrouter"}),),
         )
+    connection.close()
     assert main(["ledger", "reprice"]) == 0
     prices = {(call["price_pico"], call["price_source"]) for call in recorded.calls()}
     assert prices == {(7, "stated")}
