@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from contextlib import ExitStack
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -99,11 +100,28 @@ def lookup() -> str:
     return "nothing"
 
 
+SESSIONS = ExitStack()
+
+
+@pytest.fixture(autouse=True)
+def close_sessions() -> Iterator[None]:
+    """Close the databases of the SDK's sessions, as Python 3.13 warns of others."""
+    yield
+    SESSIONS.close()
+
+
+def sdk_session(name: str = "") -> SQLiteSession:
+    """Begin a session of the SDK, which ends with the test."""
+    session = SQLiteSession(name or f"session-{next(IDS)}")
+    SESSIONS.callback(session.close)
+    return session
+
+
 def sdk_chat(script: Iterable[Answer], thread: str = "") -> Chat:
     """Chat in a session of the SDK."""
     model = ScriptedAgentsModel(script)
     agent = SdkAgent("boss", model=model, tools=[lookup])
-    session = SQLiteSession(thread or f"session-{next(IDS)}")
+    session = sdk_session(thread)
     return Chat(
         lambda: asyncio.run(Runner.run(agent, "hi", session=session, run_config=QUIET)), model
     )
@@ -462,7 +480,7 @@ def test_a_person_is_asked_once_per_session() -> None:
     """An approval raises the cap by as much again."""
     enable(conversation=Limits(max_turns=1), action="ask")
     model = ScriptedAgentsModel(endless(says("a")))
-    agent, session = SdkAgent("asking", model=model), SQLiteSession(f"session-{next(IDS)}")
+    agent, session = SdkAgent("asking", model=model), sdk_session()
 
     def send(given: Any) -> Any:
         return asyncio.run(Runner.run(agent, given, session=session, run_config=QUIET))
