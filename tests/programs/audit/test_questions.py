@@ -1,4 +1,4 @@
-"""Audit commands as programs: what they import, and their progress bar."""
+"""Audit commands as programs: imports, a progress bar, and terminals of every width."""
 
 from __future__ import annotations
 

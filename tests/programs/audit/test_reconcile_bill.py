@@ -1,4 +1,4 @@
-"""The ledger of an agent against its gateway's log, as a user compares them."""
+"""A ledger against bills: of a gateway's log, and of a month at four vendors."""
 
 from __future__ import annotations
 

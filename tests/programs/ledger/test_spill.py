@@ -1,4 +1,4 @@
-"""Spill files of child processes are found and restored."""
+"""Spill files of child processes are found and restored, and many rows need little memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Durability when processes are killed, end, fork or write concurrently."""
+"""Durability when processes record, are killed, end, fork or write concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OTLP exports of a process, and its behavior when the endpoint is down."""
+"""OTLP exports of a process and of its forks, and its behavior when the endpoint is down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of README and pages works, and prints the output shown below it."""
+"""Pages: what their commands print, the wheel that has them, and the way of a model call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs whose framework lacks a name: none loses a limit in silence."""
+"""Programs whose framework lacks a name, public or private: none loses a limit in silence."""
 
 from __future__ import annotations
 

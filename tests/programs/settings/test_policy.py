@@ -1,4 +1,4 @@
-"""A bad policy file ends a strict process."""
+"""A bad policy file ends a strict process, and write access to one is reported."""
 
 from __future__ import annotations
 

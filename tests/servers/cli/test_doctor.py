@@ -1,4 +1,4 @@
-"""`otel-limits doctor` looks at ports and at a store."""
+"""`otel-limits doctor` asks real servers: ports, OTLP endpoints, rights of a quota store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped rules as Prometheus reads them, and pictures of the dashboards."""
+"""The shipped rules and dashboards as Prometheus reads them, and their pictures."""
 
 from __future__ import annotations
 

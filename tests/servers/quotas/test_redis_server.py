@@ -1,4 +1,4 @@
-"""Server rights that quotas need: documented, sufficient, and named when missing."""
+"""Servers for quotas: the rights that quotas need, and versions that are too old."""
 
 from __future__ import annotations
 

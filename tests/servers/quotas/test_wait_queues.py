@@ -1,4 +1,4 @@
-"""Later calls of a fleet leave room for a waiting one, on a server."""
+"""Calls that wait for a quota on a server: their order, and the room that later ones leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every audit command has help, options, a place in the documentation, and an answer."""
+"""Every audit command has help, options and an answer, also for the selection of a dashboard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Side calls beyond a cap are refused: in the loop that halts, elsewhere it raises."""
+"""Side calls and calls of hooks beyond a cap are refused: the loop halts, others get an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tool calls are counted, published and seen by loop limits, however they end."""
+"""Tool calls that are counted, published and seen by loop limits, whatever ids they have."""
 
 from __future__ import annotations
 

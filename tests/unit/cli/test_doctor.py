@@ -1,4 +1,4 @@
-"""`otel-limits doctor`: a runaway under real launchers, in a place that nothing leaves."""
+"""`otel-limits doctor`: a runaway under real launchers, and the OTLP endpoints of settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The price list agrees with a second one, or there is a reason why it does not."""
+"""The price list: it agrees with a second one, and its date is shown where prices matter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped files are consistent, and are exported and installed."""
+"""The shipped files are consistent and valid, and are exported and installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model calls that others than the framework show are booked once, live and imported."""
+"""Model calls are booked once and alike, live and imported, of every instrumentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that people have of their spans: all of them are imported as the collector's."""
+"""Files of spans in every form and convention, also damaged ones: what is valid is imported."""
 
 from __future__ import annotations
 

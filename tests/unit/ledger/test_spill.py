@@ -1,4 +1,4 @@
-"""A reader takes rows that wait in spill files into the ledger, or says how many wait."""
+"""Rows in spill files: where the files are, and how a reader takes their rows into the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model calls whose spans do not say their tokens count as unmeasured ones, live and imported."""
+"""Spans that say little: calls without tokens, tokens without a call, unknown attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An application's `/metrics`: its content, and its address."""
+"""An application's `/metrics`: its content, its address, and since when a counter counts."""
 
 from __future__ import annotations
 

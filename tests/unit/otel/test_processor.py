@@ -1,4 +1,4 @@
-"""Missing spans: the hooks take over, caps are enforced, and a metric counts the invocation."""
+"""Agents with and without spans: the same limits, and the attributes of a span at its end."""
 
 from __future__ import annotations
 

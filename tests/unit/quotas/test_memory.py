@@ -1,4 +1,4 @@
-"""Concurrency quotas: slots are leased, renewed and released."""
+"""Quotas in memory: slots of concurrent calls, and token buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command of README and pages works, and prints the output shown below it."""
+"""README and pages: commands, links, tables, examples and size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models in a policy file: prices with their tiers, vendors, and local models."""
+"""Models in a policy file, and files that would take long to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unusual compositions of Strands agents, and the cap that holds in each of them."""
+"""Unusual compositions of Strands agents, and concurrent invocations of one: the cap holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An answer that its reader uses is a turn, whether or not it was read to the end."""
+"""Answers that are not read to the end: turns if they are used, and released otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several concurrent agents: budgets stay separate, and every agent returns."""
+"""Several concurrent agents: budgets stay separate, and every agent returns or asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams that are not read to the end: dropped, closed or cancelled at every event."""
+"""Streams: left at every event, read in their own context, and halted."""
 
 from __future__ import annotations
 
