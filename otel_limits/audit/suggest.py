@@ -13,9 +13,10 @@ from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer
 from otel_limits.audit.backtest import is_success
 from otel_limits.audit.findings import command_on
-from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
+from otel_limits.audit.question import SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.events import CUT_SHORT
+from otel_limits.core.limits import LOOP_LIMITS
 from otel_limits.core.wording import pluralize
 
 ROUND_TO: Final = 2
@@ -30,6 +31,8 @@ class UsageSamples:
     tokens: list[int] = field(default_factory=list)
     halted_turns: list[int] = field(default_factory=list)
     halted_tokens: list[int] = field(default_factory=list)
+    loops: int = 0
+    """Invocations that reached a loop limit, which indicate no need."""
 
 
 def suggest(
@@ -84,15 +87,22 @@ def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:
         each = needs.setdefault(row.agent, UsageSamples())
         # Input and output, like a token budget.
         tokens = row.input_tokens + row.output_tokens
-        # Failed and aborted invocations indicate no need, and are not counted.
-        if is_success(row):
+        # Loops, failed and aborted invocations indicate no need, and are not counted. An observed
+        # loop may have ended by itself, which looks like a success.
+        if row.breach_limit in LOOP_LIMITS:
+            each.loops += 1
+        elif is_success(row):
             each.turns.append(row.turns)
             each.tokens.append(tokens)
         elif row.action in CUT_SHORT:
             each.halted_turns.append(row.turns)
             each.halted_tokens.append(tokens)
     # Agents with failures only are left out.
-    return {agent: each for agent, each in needs.items() if each.turns or each.halted_turns}
+    return {
+        agent: each
+        for agent, each in needs.items()
+        if each.turns or each.halted_turns or each.loops
+    }
 
 
 def with_headroom(value: int, headroom: float, digits: int | None = None) -> int:
@@ -129,6 +139,9 @@ def policy_file(
         "# A halted invocation counts as needing at least what it used.",
     ]
     for agent, each in sorted(needs.items()):
+        if each.loops:
+            loops = pluralize(each.loops, "invocation")
+            lines.append(f"# Left out of {json.dumps(agent)}: {loops} that reached a loop limit.")
         if len(each.turns) < min_invocations:
             few = pluralize(len(each.turns), "successful invocation")
             lines.append(f"# {json.dumps(agent)}: only {few}, at least {min_invocations} needed.")
@@ -208,5 +221,5 @@ SUGGEST: Final = Question(
             default=20,
         ),
     ),
-    selection=(*SELECTION, AGENT),
+    selection=SELECTION,
 )

@@ -30,7 +30,10 @@ RESUMED: Final = sa.select(OTHERS.c.task_id).where(OTHERS.c.task_id != OTHERS.c.
 
 IS_SINGLE: Final = RUNS.task_id.not_in(RESUMED)
 
-ENDS: Final = ("id", "task_id", "agent", "trace_id", "limits", "ended_us", "reason", "action")
+ENDS: Final = (
+    *("id", "task_id", "agent", "trace_id", "limits", "ended_us"),
+    *("reason", "action", "breach_limit"),
+)
 """Columns of a task's last invocation that are those of the task."""
 SUMS: Final = ("turns", "model_calls", "input_tokens", "output_tokens")
 

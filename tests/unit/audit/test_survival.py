@@ -86,6 +86,17 @@ def test_longer_invocations_reveal_needs_of_halted_ones(ledger: LedgerFile, caps
     assert "from 40 successful and 10 halted invocations" in text
 
 
+def test_a_loop_indicates_no_need(ledger: LedgerFile, capsys: Output) -> None:
+    """Halted or only observed, which may look like a success."""
+    loop = Breach("max_identical_tool_calls", 5, 5, "loop_detected", "calls")
+    observed = Entry(calls=[Call()] * 40, action="observed", breach=loop)
+    halted = Entry(calls=[Call()] * 40, reason="loop_detected", action="halted", breach=loop)
+    write(ledger.address, *entries([2] * 20, halted=0), observed, observed, halted)
+    text, agents = suggested(capsys)
+    assert agents["worker"]["limits"]["max_turns"] == math.ceil(2 * 1.2)
+    assert '# Left out of "worker": 3 invocations that reached a loop limit.' in text
+
+
 def test_suggest_with_nothing_to_suggest_names_a_command(
     ledger: LedgerFile, capsys: Output
 ) -> None:
