@@ -16,7 +16,7 @@ from typing import Any, Final
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.charts import turns_chart
-from otel_limits.audit.question import AGENT, SELECTION, AuditQuery, Option, Question
+from otel_limits.audit.question import SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT, HALTED
@@ -355,5 +355,5 @@ BACKTEST: Final = Question(
         )
         for name, limit in LIMITS.items()
     ],
-    selection=(*SELECTION, AGENT),
+    selection=SELECTION,
 )

@@ -91,7 +91,7 @@ SELECTED: Final = Option(
     means="where",
 )
 WINDOW: Final = (SINCE, UNTIL)
-SELECTION: Final = (*WINDOW, WHERE)
+SELECTION: Final = (*WINDOW, AGENT, WHERE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from argparse import REMAINDER, Namespace
 from collections.abc import Callable, Iterable
@@ -73,7 +74,9 @@ def examine(options: Namespace) -> int:
     except UnknownLauncherError as error:
         launcher = error
     findings = findings_of("doctor", Context(environ, model=options.model, launcher=launcher))
-    sys.stdout.write(as_json(findings) if options.json else as_text(findings))
+    # A file or a build log has whole lines.
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    sys.stdout.write(as_json(findings) if options.json else as_text(findings, columns))
     return exit_status(findings)
 
 

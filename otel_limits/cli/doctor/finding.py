@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 
 INDENT: Final = " " * 6
+NARROWEST: Final = 30
+"""Columns of text, at least; narrower ones would break every sentence into words."""
 
 FindingStatus: TypeAlias = Literal["ok", "warn", "FAIL", "-"]
 """`-`: not configured."""
@@ -75,18 +78,31 @@ def as_sentences(findings: Sequence[Finding]) -> list[str]:
     ]
 
 
-def as_text(findings: Sequence[Finding]) -> str:
-    """Format one line per finding, followed by its advice."""
+def as_text(findings: Sequence[Finding], columns: int | None = None) -> str:
+    """Format one line per finding, followed by its advice; wrapped if a terminal has `columns`."""
     width = max(len(finding.name) for finding in findings)
-    lines = []
+    lines: list[str] = []
     for finding in findings:
-        lines.append(f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}")
+        parts = [f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}"]
         # JSON includes the advice of passed checks.
         if finding.advice and finding.status != "ok":
-            lines.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
+            parts.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
+        for part in parts:
+            lines += [part] if columns is None else wrapped_from(part, width + 8, columns)
     text = "".join(f"{line}\n" for line in lines)
     # A build log may not support other characters.
     return text.encode("ascii", "backslashreplace").decode()
+
+
+def wrapped_from(line: str, column: int, columns: int) -> list[str]:
+    """Wrap the text that starts at a column; paths and commands stay whole where they fit."""
+    return textwrap.wrap(
+        line,
+        max(columns, column + NARROWEST),
+        subsequent_indent=" " * column,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def as_json(findings: Sequence[Finding]) -> str:

@@ -300,6 +300,18 @@ def test_report_is_ascii_and_contains_the_fix() -> None:
     assert report == "FAIL  policy  gr\\xfcn\n              -> Write it in \\u2192 plain text.\n"
 
 
+def test_report_fits_the_terminal() -> None:
+    """Text is wrapped between words, in its column; a path is never broken."""
+    path = "/srv/" + "a" * 60
+    report = as_text([fail("ledger", f"Not readable, as is its parent: {path}.", "Fix it.")], 60)
+    indent = " " * 14
+    assert report.splitlines() == [
+        "FAIL  ledger  Not readable, as is its parent:",
+        f"{indent}{path}.",
+        f"{indent}-> Fix it.",
+    ]
+
+
 # --- OTLP endpoints -------------------------------------------------------------------------------
 
 
