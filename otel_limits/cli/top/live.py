@@ -65,8 +65,14 @@ class Poller(threading.Thread):
         self._closing.set()
 
 
-def run_live(feeds: Sequence[Feed], kill: Kill) -> None:
-    """Show the fleet until the user quits."""
+def run_live(feeds: Sequence[Feed], kill: Kill, cannot_kill: str = "") -> None:
+    """Show the fleet until the user quits.
+
+    Args:
+        feeds: Endpoints of the fleet's metrics.
+        kill: Kills agents by their name.
+        cannot_kill: Why it cannot, if that is known already.
+    """
     # Pollers run in threads; only this one draws.
     scrapes: queue.SimpleQueue[Scrape] = queue.SimpleQueue()
     pollers = [Poller(feed, scrapes) for feed in feeds]
@@ -76,16 +82,17 @@ def run_live(feeds: Sequence[Feed], kill: Kill) -> None:
             exit_on_signal(),
             unbuffered_input(),
         ):
-            render_loop(scrapes, track(feeds, time.time()), kill)
+            render_loop(scrapes, track(feeds, time.time()), View(cannot_kill=cannot_kill), kill)
     finally:
         for each in pollers:
             each.close()
 
 
-def render_loop(scrapes: queue.SimpleQueue[Scrape], tracker: FleetTracker, kill: Kill) -> None:
+def render_loop(
+    scrapes: queue.SimpleQueue[Scrape], tracker: FleetTracker, view: View, kill: Kill
+) -> None:
     """Redraw on each scrape and key until the user quits."""
     screen = console()
-    view = View()
     fleet, size = tracker.fleet(), None
     with screen.screen() as drawn:
         while True:

@@ -68,6 +68,8 @@ class View:
     """The filter being typed."""
     message: str = ""
     """Result of the last key, until the next one."""
+    cannot_kill: str = ""
+    """Why no agent can be killed, if so."""
 
     def rows(self, fleet: Fleet) -> list[AgentRow]:
         """Return the rows that match the filter, sorted."""
@@ -133,7 +135,7 @@ def choose(view: View, key: str, fleet: Fleet) -> View:
         index = min(max(rows.index(row) + STEPS[key], 0), len(rows) - 1)
         return dataclasses.replace(view, chosen=rows[index].agent)
     if key == "k" and row is not None:
-        refusal = kill_refusal(row.agent)
+        refusal = view.cannot_kill or kill_refusal(row.agent)
         # Choose the row explicitly, as rows may be reordered before the confirmation.
         change: dict[str, Any] = {"message": refusal} if refusal else {"mode": "kill"}
         return dataclasses.replace(view, chosen=row.agent, **change)

@@ -110,10 +110,12 @@ def show_live(feeds: Sequence[Feed]) -> int:
     if not (has_keys and sys.stdin.isatty() and sys.stdout.isatty()):
         sentence = "The live view requires a terminal. Run: otel-limits top --once"
         return refuse([sentence])
-    from otel_limits.cli.quotas import kill_named
+    from otel_limits.cli.quotas import NO_WAY_TO_AGENTS, kill_named
     from otel_limits.cli.top.live import run_live
+    from otel_limits.quotas.stores import is_shared
 
-    run_live(feeds, kill_named)
+    has_store = is_shared(settings_with("quota_store").quota_store)
+    run_live(feeds, kill_named, "" if has_store else NO_WAY_TO_AGENTS)
     return 0
 
 

@@ -158,6 +158,12 @@ def test_a_kill_is_asked_about() -> None:
         assert after(key, view=asked).message == "Not killed."
 
 
+def test_a_kill_without_a_store_is_refused_before_the_question() -> None:
+    """A yes could not be carried out."""
+    view = after("k", view=View(cannot_kill="There is no store."))
+    assert (view.mode, view.message) == ("rows", "There is no store.")
+
+
 def test_exactly_the_chosen_agent_is_killed() -> None:
     """Its name is not taken for a glob."""
     patterns: list[str] = []
