@@ -459,6 +459,8 @@ class PolicyRead:
     """The limits that are looser than in the previous version, one phrase each."""
     changeable: bool = False
     """True if the user of this process, and so a tool of its agents, can change the file."""
+    agents: tuple[str, ...] = ()
+    """The names and globs of agents in the version in effect."""
     reloaded: bool = False
     """True if this process used a version before, which `loosened` compares with."""
     digest: str = ""

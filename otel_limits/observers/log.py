@@ -16,9 +16,9 @@ from otel_limits.core.events import (
     Started,
     TaskLost,
 )
-from otel_limits.core.labels import MAX_LENGTH, clean, quoted
+from otel_limits.core.labels import MAX_LENGTH, clean, matching, quoted
 from otel_limits.core.limits import PRESET, over_resumes
-from otel_limits.core.wording import shortest
+from otel_limits.core.wording import closest_match, shortest
 from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ class FirstCalls(BaseObserver):
         self._quiet = quiet
         self._source = ""
         self._policy = ""
+        self._entries: tuple[str, ...] = ()
         self._unlimited: set[str] = set()
         self.subscribes_to = {
             Enforcing: self._enforcing,
@@ -205,18 +206,29 @@ class FirstCalls(BaseObserver):
     def _policy_read(self, event: PolicyRead) -> None:
         # A tool of an agent could change its limits.
         self._policy = "policy=changeable, " if event.changeable else ""
+        self._entries = event.agents
 
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent
         caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
         if caps:
             if not self._is_logged:
-                self._announce(logging.INFO, _enforced(event, ", ".join(caps), policy=self._policy))
+                enforced = _enforced(event, ", ".join(caps), policy=self._policy)
+                notes = self._notes(event)
+                self._announce(logging.INFO, f"{enforced}. {notes}" if notes else enforced)
         # By agent: a policy file may limit all agents but the one that runs away.
         elif agent not in self._unlimited and len(self._unlimited) < MOST_UNLIMITED:
             self._unlimited.add(agent)
             unlimited = UNLIMITED.format(who=f"agent {quoted(agent)}")
-            self._announce(logging.WARNING, f"{unlimited}{event.note and ' '}{event.note}")
+            self._announce(logging.WARNING, f"{unlimited} {self._notes(event)}".rstrip())
+
+    def _notes(self, event: Started) -> str:
+        """Return sentences about the agent's name: that it has none, or may be misspelled."""
+        agent = event.invocation.agent
+        near = None if matching(self._entries, agent) else closest_match(agent, self._entries)
+        if near is None:
+            return event.note
+        return f"{event.note} The policy file names {quoted(near)}, not {quoted(agent)}.".lstrip()
 
     def _announce(self, level: int, sentence: str) -> None:
         """Print the first sentence of a program under `otel-limits run`; log all others."""
@@ -239,7 +251,6 @@ def _enforced(event: Started, caps: str, *, policy: str) -> str:
     return (
         f"{does} {caps} on agent {quoted(event.invocation.agent)} "
         f"(action={event.configured_action}, {preset}{unpriced}{policy}source={source})"
-        f"{event.note and '. '}{event.note}"
     )
 
 

@@ -141,6 +141,7 @@ class PolicyFile:
                 valid=not self.mistakes,
                 loosened=loosened or (),
                 changeable=changeable,
+                agents=tuple(self.document.agents),
                 reloaded=loosened is not None,
                 digest=self.version.digest,
                 owner=self.version.owner,

@@ -97,6 +97,30 @@ def test_a_quota_is_a_limit(
     assert warnings_logged() == []
 
 
+@pytest.mark.parametrize(
+    "defaults", ["", "defaults: {limits: {max_turns: 9}}\n"], ids=["none", "default"]
+)
+def test_a_misspelled_agent_of_the_policy_file_is_named(
+    make_agent: MakeAgent,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    defaults: str,
+) -> None:
+    """Its limits apply to no agent; a glob that matches is no mistake."""
+    caplog.set_level(logging.INFO, "otel_limits")
+    policy = tmp_path / "policy.yaml"
+    agents = "{researcher: {limits: {max_turns: 3}}, 'write*': {limits: {max_turns: 3}}}"
+    policy.write_text(f"{defaults}agents: {agents}\n", encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    for name in ("reseacher", "writer"):
+        make_agent(ScriptedModel([says("done")]), name=name)("go")
+    named = [text for text in caplog.messages if "The policy file names" in text]
+    assert len(named) == 1
+    assert named[0].endswith(". The policy file names 'researcher', not 'reseacher'.")
+
+
 def test_a_plugin_is_a_limit(
     make_agent: MakeAgent, warnings_logged: Callable[[], list[str]]
 ) -> None:
