@@ -57,6 +57,7 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
     Raises:
         ConfigurationError: The given policy file contains mistakes.
     """
+    from otel_limits.ledger import queries
     from otel_limits.quotas.keys import displayed, key_text
     from otel_limits.settings.policy.file import usable_document, valid_document
 
@@ -70,6 +71,13 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
             value.add(at_us)
         if shown in key or means(key, name):
             keys.setdefault((quota, key), Found()).add(at_us)
+    # Charges of quotas in memory are not recorded, but their halts name the key.
+    for at_us, quota, sentence in queries.halts_naming(inquiry.connection, "#"):
+        if shown in sentence:
+            value.add(at_us)
+        for (of, key), found in keys.items():
+            if of == quota and HASHED.search(key) and key in sentence:
+                found.add(at_us)
     rows = [
         ("value of a key", None, shown, *value.figures),
         *(("key of a quota", quota, key, *found.figures) for (quota, key), found in keys.items()),
@@ -86,7 +94,8 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
                 title="Hashes of the name",
                 columns=COLUMNS,
                 rows=rows,
-                note="Records: charges and operator changes of a quota key, otherwise invocations. "
+                note="Records: charges, halts and operator changes of a quota key, otherwise "
+                "invocations. "
                 "The form of a key follows from the policy file, or from recorded keys; only its "
                 "values from baggage and attributes are hashed.",
             )

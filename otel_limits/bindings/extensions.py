@@ -58,11 +58,23 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
         "invocation_id": invocation.id,
         AGAIN: verdict.asks_again,
         "question": question_for_end_user(verdict),
-        "sentence": f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}"
-        f"{origin_of(breach)} {understood}Answer yes to allow {allowed_by_yes(breach)}, a "
-        f"number to allow that many, {{'extend': {{{breach.limit!r}: N}}}} for this and other "
+        "sentence": f"{_reached(breach, invocation)} {understood}Answer yes to allow "
+        f"{allowed_by_yes(breach)}, a number to allow that many, "
+        f"{{'extend': {{{breach.limit!r}: N}}}} for this and other "
         f"limits, or no to stop. Invocation ID: {invocation.id}.",
     }
+
+
+@suppress_errors("binding")
+def log_question(verdict: Verdict, invocation: Invocation) -> None:
+    """Log that an agent waits for an answer, which the application may show to nobody."""
+    if verdict.breach is not None:
+        reached = _reached(verdict.breach, invocation)
+        logger.warning("%s It waits for an answer. Invocation ID: %s.", reached, invocation.id)
+
+
+def _reached(breach: Breach, invocation: Invocation) -> str:
+    return f"Agent {quoted(invocation.agent)} reached {usage_of(breach)}{origin_of(breach)}"
 
 
 NOT_ASKED: Final[set[tuple[str, str]]] = set()

@@ -13,7 +13,7 @@ from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 
 from otel_limits.bindings.admission import Admission, halt_from_error
-from otel_limits.bindings.extensions import declined_verdict, extension_of, question
+from otel_limits.bindings.extensions import declined_verdict, extension_of, log_question, question
 from otel_limits.bindings.span_writer import (
     end_span,
     start_agent_span,
@@ -340,6 +340,7 @@ class InvocationInProgress(Admission):
         if verdict is None:
             raise error
         if isinstance(error, LoopEndError) and error.asks:
+            log_question(verdict, self.run.invocation)
             asked = question(verdict, self.run.invocation)
             paused = suppress_errors("binding")(self.result_of_question)(asked)
             if paused is not None:

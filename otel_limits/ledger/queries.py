@@ -465,6 +465,14 @@ def changed_keys(connection: sa.Connection) -> Iterator[tuple[int, str, str]]:
         yield row.at_us, row.quota, row.share
 
 
+def halts_naming(connection: sa.Connection, text: str) -> Iterator[tuple[int, str, str]]:
+    """Iterate over the starts, limits or quotas, and sentences of halts that contain a text."""
+    columns = (RUNS.started_us, RUNS.breach_limit, RUNS.halt)
+    is_named = RUNS.halt.contains(text, autoescape=True)
+    for row in connection.execute(sa.select(*columns).where(is_named)):
+        yield row.started_us, row.breach_limit, row.halt
+
+
 def agents(connection: sa.Connection) -> list[str]:
     """List the agents with a conversation."""
     found = sa.select(RUNS.agent).where(RUNS.conversation.is_not(None)).distinct()

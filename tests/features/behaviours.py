@@ -59,6 +59,7 @@ from tests.features.seen import (
     expect,
     facts,
     in_every_way,
+    logged,
     published,
     recording,
     tool_entries,
@@ -355,8 +356,8 @@ def without_last_answer(last: Answer, remark: str) -> Row:
 
 
 def asked(subject: Subject) -> None:
-    """A human is asked instead of a halt, and again at the next limit."""
-    with recording(limits=TURNS, action="ask") as events:
+    """A human is asked instead of a halt, and again at the next limit; the log has both."""
+    with recording(limits=TURNS, action="ask") as events, logged("It waits for an answer") as lines:
         model = subject.model(endless(SEARCH))
         agent = subject.agent(model)
         first = subject.call(agent)
@@ -365,10 +366,12 @@ def asked(subject: Subject) -> None:
         **facts(subject, model, second, events),
         "questions": [bool(each.question) for each in (first, second)],
         "first": stop_of(first.result),
+        "logged": ["reached max_turns: " in line for line in lines],
     }
     expect(
         seen,
         calls=4,
+        logged=[True, True],
         questions=[True, True],
         reason=None,
         first=None,

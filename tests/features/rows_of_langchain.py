@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,10 +17,10 @@ from otel_limits import Limits, enable, is_synthetic
 from otel_limits.core.limits import LIMITS
 from otel_limits.testing import endless, only, says, uses
 from tests.features.observed import SEARCH, TURNS, Opinion
-from tests.features.seen import MANY, expect, facts, recording
+from tests.features.seen import MANY, expect, facts, logged, recording
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from tests.features.of_langchain import LangChainSubject
     from tests.features.seen import Row
@@ -127,7 +125,7 @@ def in_a_node(build: Callable[[LangChainSubject], tuple[Any, Callable[[Any], Any
 
 def unfollowed_class(_: LangChainSubject) -> None:
     """The log names it once, as its requests are neither counted nor limited."""
-    with recording(limits=TURNS), logged() as lines:
+    with recording(limits=TURNS), logged("LangChain's models") as lines:
 
         class Batching(OwnInvoke):
             """A model that answers several requests itself, with a helper."""
@@ -187,24 +185,9 @@ def followed_classes(_: LangChainSubject) -> None:
     """No class of a vendor or of LangChain itself is reported, nor one that calls another one."""
     for module in filter(find_spec, VENDORS):
         importlib.import_module(module)
-    with logged() as lines, recording(limits=TURNS):
+    with logged("LangChain's models") as lines, recording(limits=TURNS):
         pass
     expect({"lines": lines}, lines=[])
-
-
-@contextlib.contextmanager
-def logged() -> Iterator[list[str]]:
-    """Collect the lines of the log about model classes."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("otel_limits")
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
-        lines[:] = [line for line in lines if "LangChain's models" in line]
 
 
 # --- output tools and names -----------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +37,21 @@ FOR_MODEL: Final = (
 
 MANY: Final = 10
 """Requests of an agent that is not halted, before it ends by itself."""
+
+
+@contextlib.contextmanager
+def logged(text: str) -> Iterator[list[str]]:
+    """Collect the lines of the log that contain a text."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("otel_limits")
+    logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        lines[:] = [line for line in lines if text in line]
 
 
 @contextlib.contextmanager

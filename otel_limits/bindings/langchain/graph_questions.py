@@ -13,7 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphInterrupt
 from langgraph.types import Command, Interrupt
 
-from otel_limits.bindings.extensions import question
+from otel_limits.bindings.extensions import log_question, question
 from otel_limits.bindings.langchain.graph_invocation import UNANSWERED, LimitQuestion
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.langchain.langchain_probe import TASK
@@ -220,11 +220,14 @@ def ask(invocation: GraphInvocation, verdict: Verdict) -> GraphInterrupt | None:
         "checkpoint_ns": task,
     }
     with invocation.run.services.lock:
-        if invocation.question is None:
+        is_first = invocation.question is None
+        if is_first:
             invocation.unanswered = verdict
             # Not by LangGraph's `interrupt`, whose answers are matched by their order in a node.
             one = Interrupt(value=asked, id=uuid.uuid4().hex)
             invocation.question = task, GraphInterrupt([one])
+    if is_first:
+        log_question(verdict, invocation.run.invocation)
     return _interruption(invocation, task)
 
 

@@ -16,7 +16,7 @@ from agents import FunctionTool, RunState
 from agents.models.fake_id import FAKE_RESPONSES_ID
 from openai.types.responses import ResponseFunctionToolCall
 
-from otel_limits.bindings.extensions import declined_verdict, extension_of, question
+from otel_limits.bindings.extensions import declined_verdict, extension_of, log_question, question
 from otel_limits.bindings.openai_agents.agent_runs import AgentInvocation, active_of_task
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.core.halt_texts import allowed_by_yes, origin_of, question_for_end_user, usage_of
@@ -120,6 +120,7 @@ def question_item(invocation: AgentInvocation, verdict: Verdict) -> ResponseFunc
         "sentence": f"Agent {quoted(origin.agent)} reached {usage_of(breach)}"
         f"{origin_of(breach)} {how} Invocation ID: {origin.id}.",
     }
+    log_question(verdict, origin)
     return ResponseFunctionToolCall(
         id=FAKE_RESPONSES_ID,
         call_id=f"{CALL_PREFIX}{origin.id}",

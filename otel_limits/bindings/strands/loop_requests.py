@@ -10,6 +10,7 @@ from strands.types.events import ModelStopReason
 from strands.types.exceptions import ContextWindowOverflowException
 
 from otel_limits.bindings.admission import settle_call
+from otel_limits.bindings.extensions import log_question
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.model_call import UNKNOWN_MODEL, ModelCallInProgress, enclosing_request
 from otel_limits.bindings.strands.halting import (
@@ -102,6 +103,7 @@ class StrandsRequest(ModelCallInProgress):
     def asked(self, verdict: Verdict) -> NoReturn:
         """Leave the loop with an interrupt of Strands."""
         end_quietly(trace.get_current_span())
+        log_question(verdict, self.run.invocation)
         raise question(verdict, self.run.invocation)
 
 

@@ -6,11 +6,15 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import baggage, context
+
+from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.core.events import QuotaGrant
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.quotas.keys import Template
 from otel_limits.runs.conversations import conversation_hash
+from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger.book import NINE, Entry, write
 
 if TYPE_CHECKING:
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
 
 POLICY = """
@@ -111,6 +116,31 @@ def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
     }
     assert {(row["known"], row["first"]) for row in answer["whois"]} == {("no", None)}
     assert answer["summary"] == "The ledger does not contain the name."
+
+
+def test_a_halt_by_a_quota_in_memory_names_the_key(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its charges are not recorded, but the sentence about the halt is."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    token = context.attach(baggage.set_baggage("user", "joe"))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    context.detach(token)
+    disable()
+    answer = asked(capsys, "joe")
+    assert rows_of(answer) == {
+        ("value of a key", None, hashed("joe"), 1),
+        ("key of a quota", "users", hashed("joe"), 1),
+    }
+    assert answer["summary"] == "The ledger contains the name."
+    assert {row["known"] for row in asked(capsys, "ann")["whois"]} == {"no"}
 
 
 def test_broken_policy_file_leaves_recorded_keys(
