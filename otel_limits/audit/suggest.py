@@ -18,6 +18,7 @@ from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.events import CUT_SHORT
 from otel_limits.core.limits import LOOP_LIMITS
 from otel_limits.core.wording import pluralize
+from otel_limits.ledger.selection import Selection
 
 ROUND_TO: Final = 2
 """Digits of suggested token limits: more would suggest false precision."""
@@ -68,12 +69,11 @@ def _instead(inquiry: AuditQuery, needs: Mapping[str, UsageSamples]) -> Sequence
     if most:
         again = command_on(inquiry, f"audit suggest --min-invocations {most}")
         return "# Record more invocations, or accept limits from fewer:", f"#   {again}"
+    record = "#   otel-limits run -- python app.py"
+    if inquiry.selection == Selection(zone=inquiry.selection.zone):
+        return "# Record successful invocations:", record
     again = command_on(inquiry, "audit suggest")
-    return (
-        "# No successful invocation matches. Ask without other options, or record some:",
-        f"#   {again}",
-        "#   otel-limits run -- python app.py",
-    )
+    return "# None matches. Ask without other options, or record some:", f"#   {again}", record
 
 
 def collect(rows: Iterable[Any]) -> dict[str, UsageSamples]:
@@ -115,10 +115,11 @@ def with_headroom(value: int, headroom: float, digits: int | None = None) -> int
     return -(-roomy // unit) * unit
 
 
+NONE: Final = "no successful invocation"
 EMPTY: Final = "agents: {}"
 """The last line of a policy file without limits."""
 NONE_SUGGESTED: Final = (
-    "No limits suggested: this file halts nothing. Keep OTEL_LIMITS_PRESET=recommended."
+    "No limits suggested: this file halts nothing. OTEL_LIMITS_PRESET=recommended stops loops."
 )
 
 
@@ -143,8 +144,8 @@ def policy_file(
             loops = pluralize(each.loops, "invocation")
             lines.append(f"# Left out of {json.dumps(agent)}: {loops} that reached a loop limit.")
         if len(each.turns) < min_invocations:
-            few = pluralize(len(each.turns), "successful invocation")
-            lines.append(f"# {json.dumps(agent)}: only {few}, at least {min_invocations} needed.")
+            few = pluralize(len(each.turns), "successful invocation") if each.turns else NONE
+            lines.append(f"# {json.dumps(agent)}: {few}, but {min_invocations} are needed.")
     agents = [
         line
         for agent, each in sorted(needs.items())

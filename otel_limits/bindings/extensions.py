@@ -67,7 +67,7 @@ def question(verdict: Verdict, invocation: Invocation) -> dict[str, Any]:
 
 @suppress_errors("binding")
 def log_question(verdict: Verdict, invocation: Invocation) -> None:
-    """Log that an agent waits for an answer, which the application may show to nobody."""
+    """Log that an agent waits for an answer: the application may not show the question."""
     if verdict.breach is not None:
         reached = _reached(verdict.breach, invocation)
         logger.warning("%s It waits for an answer. Invocation ID: %s.", reached, invocation.id)

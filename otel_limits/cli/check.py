@@ -19,6 +19,7 @@ from otel_limits.core.catalogue import list_in_use
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import duration_text
 from otel_limits.core.wording import pluralize
+from otel_limits.quotas.stores import is_shared
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings.run_options import with_options
 from otel_limits.settings.settings_reader import VARIABLES
@@ -44,6 +45,9 @@ framework. Each problem is one line on standard error.
 PROBED_LATER: Final = (
     "Frameworks are probed when a program imports them; otel-limits check --probe probes now."
 )
+
+IN_MEMORY: Final = ", counted in each process"
+"""Added to a quota without a shared store."""
 
 DEFAULT: Final = "default"
 SOURCE: Final = 24
@@ -90,11 +94,13 @@ def rows_of(context: Context, *, show_all: bool) -> tuple[list[tuple[str, str, s
     """Return the settings to print with value and source, and how many others have defaults."""
     reading = context.reading
     every = context.document.rows(reading.values, reading.sources, context.agent)
+    has_store = is_shared(reading.settings.quota_store)
     # What happens at a limit is of interest even if it is the default.
     rows = [
         (
             variable if (variable := variable_of(row.name)) in VARIABLES else row.name,
-            shown(row.value or "none" if row.name == "metrics" else row.value),
+            shown(row.value or "none" if row.name == "metrics" else row.value)
+            + (IN_MEMORY if row.name.startswith("quotas[") and not has_store else ""),
             row.source,
         )
         for row in every

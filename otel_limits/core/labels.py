@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from otel_limits.core.wording import closest_match
+
 WILDCARDS: Final = "*?["
 
 MAX_LENGTH: Final = 128
@@ -50,6 +52,11 @@ def matching(globs: Iterable[str], name: str) -> list[str]:
     # Not `fnmatch`, which ignores case on Windows: a policy must mean the same on every machine.
     # Sorting is stable, so the later one of two equals comes last.
     return sorted((glob for glob in globs if fnmatch.fnmatchcase(name, glob)), key=specificity)
+
+
+def misspelled(name: str, globs: Collection[str]) -> str | None:
+    """Return the glob with nearly this name; `None` if one matches it or none is near."""
+    return None if matching(globs, name) else closest_match(name, globs)
 
 
 def best_match(globs: Iterable[str], name: str) -> str | None:

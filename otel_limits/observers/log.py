@@ -16,9 +16,9 @@ from otel_limits.core.events import (
     Started,
     TaskLost,
 )
-from otel_limits.core.labels import MAX_LENGTH, clean, matching, quoted
+from otel_limits.core.labels import MAX_LENGTH, clean, misspelled, quoted
 from otel_limits.core.limits import PRESET, over_resumes
-from otel_limits.core.wording import closest_match, shortest
+from otel_limits.core.wording import shortest
 from otel_limits.observers.protocol import BaseObserver
 
 if TYPE_CHECKING:
@@ -169,6 +169,7 @@ def _log_halt(event: Halt) -> None:
 MOST_UNLIMITED: Final = 100
 """Agents without limits that are logged: a program may generate a name for each call."""
 
+NAMED_ENTRY: Final = "The policy file names {entry}, not {agent}."
 UNLIMITED: Final = "No limits set for {who}. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."
 
 
@@ -225,10 +226,9 @@ class FirstCalls(BaseObserver):
     def _notes(self, event: Started) -> str:
         """Return sentences about the agent's name: that it has none, or may be misspelled."""
         agent = event.invocation.agent
-        near = None if matching(self._entries, agent) else closest_match(agent, self._entries)
-        if near is None:
-            return event.note
-        return f"{event.note} The policy file names {quoted(near)}, not {quoted(agent)}.".lstrip()
+        near = misspelled(agent, self._entries)
+        named = "" if near is None else NAMED_ENTRY.format(entry=quoted(near), agent=quoted(agent))
+        return f"{event.note} {named}".strip()
 
     def _announce(self, level: int, sentence: str) -> None:
         """Print the first sentence of a program under `otel-limits run`; log all others."""

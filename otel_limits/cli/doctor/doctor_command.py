@@ -115,6 +115,7 @@ CHECKS: Final = (
     CheckEntry("policy", settings.policy),
     CheckEntry("limits", settings.limits, "doctor"),
     CheckEntry("quotas", settings.quotas),
+    CheckEntry("agent", settings.agent, "check"),
     CheckEntry("models", settings.models),
     CheckEntry("action", settings.action, "doctor"),
     CheckEntry("unpriced", settings.unpriced),

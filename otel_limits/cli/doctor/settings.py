@@ -15,12 +15,13 @@ from urllib.parse import urlsplit
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
 from otel_limits.core.catalogue import list_in_use, old_list
 from otel_limits.core.installing import install_command
+from otel_limits.core.labels import misspelled
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.price_lookup import Prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
-from otel_limits.observers.log import UNLIMITED
+from otel_limits.observers.log import NAMED_ENTRY, UNLIMITED
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
@@ -88,6 +89,13 @@ def limits(context: Context) -> Iterator[Finding]:
             "No limits set, so no agent would be halted.",
             "Set one, e.g. OTEL_LIMITS_MAX_TURNS=30.",
         )
+
+
+def agent(context: Context) -> Iterator[Finding]:
+    """Report that the agent of interest may be misspelled, here or in the policy file."""
+    entries = context.document.agents
+    if context.agent and (near := misspelled(context.agent, entries)) is not None:
+        yield warn("agent", NAMED_ENTRY.format(entry=repr(near), agent=repr(context.agent)))
 
 
 def unlimited(context: Context) -> Iterator[Finding]:

@@ -163,9 +163,12 @@ class Document:
         Args:
             values: The settings of the environment.
             sources: Their sources.
-            agent: Name of the agent; without it, only the defaults of the file apply.
+            agent: Name of the agent. Without it, only the defaults of the file apply, and the
+                section of each agent has a row.
         """
         entries = self.entries(agent) | self._keyed()
+        if agent is None:
+            entries |= self._sections()
         rows = {name: Row(name, value, sources[name]) for name, value in values.items()}
         # Caps per tool have separate rows, because their sources can differ.
         for limit in PER_TOOL:
@@ -176,6 +179,17 @@ class Document:
         for name, entry in entries.items():
             rows[name] = Row(name, entry.value, f"policy {self.path}:{entry.line}")
         return list(rows.values())
+
+    def _sections(self) -> dict[str, Entry]:
+        """Return the sections of agents by their key in the file."""
+        return {
+            f'agents["{glob}"]': Entry(
+                {name: entry.value for name, entry in section.items()},
+                min(entry.line for entry in section.values()),
+            )
+            for glob, section in self.agents.items()
+            if section
+        }
 
     def _keyed(self) -> dict[str, Entry]:
         """Return the entries of models, tools and quotas by their key in the file."""

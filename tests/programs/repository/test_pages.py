@@ -86,7 +86,7 @@ def test_readme_works_as_pasted(tmp_path: Path) -> None:
         "end_turn",
         "reason='max_turns'",
     ]
-    assert "only 1 successful invocation" in read(tmp_path / "empty/limits.yaml")
+    assert "no successful invocation, but 20 are needed" in read(tmp_path / "empty/limits.yaml")
     assert "code-reviewer" in shell.stdout
 
 

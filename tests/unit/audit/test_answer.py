@@ -520,7 +520,7 @@ def test_suggested_limits_are_a_policy_file(
     text, beside = capsys.readouterr()
     assert beside.startswith("Totals match: ")
     assert "limits: {max_turns: 119, max_token_budget: 12000}" in text
-    assert '# "few": only 3 successful invocations, at least 20 needed.' in text
+    assert '# "few": 3 successful invocations, but 20 are needed.' in text
     policy = tmp_path / "policy.yaml"
     policy.write_text(text, encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
