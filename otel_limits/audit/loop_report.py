@@ -255,7 +255,7 @@ def failures_table(rows: Iterable[Any]) -> Table:
     """Build a table of the invocations that failed like the one before, the most first."""
     return Table(
         name="repeated_failures",
-        title="Repeated failures",
+        title="Invocations that failed in a row",
         columns=FAILURES,
         rows=[
             (
@@ -332,7 +332,7 @@ def group_repeats(rows: Iterable[Any]) -> list[RepeatGroup]:
 
 LOOPS: Final = Question(
     name="loops",
-    help="Find repeated tool calls and failures, and their cost.",
+    help="Find repeated tool calls, and invocations that fail in a row, with their cost.",
     answer=loops,
     tables={"loops": REPEATED, "worst": WORST, "repeated_failures": FAILURES},
     options=(Option("--top", "N", parsing.cap, "loops to list (default: 10)", default=10),),

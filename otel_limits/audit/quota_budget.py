@@ -272,8 +272,9 @@ def budget_table(quotas: Iterable[RecordedUse]) -> Table:
         rows=[row for each in quotas for row in _rows(each)],
         note="Windows that the selected time touches are whole. Grants, resets and amounts that "
         "were set in the store are not included: see `otel-limits audit grants`. Neither are "
-        "quotas of concurrent calls. Keys are shown as by `otel-limits quotas`; `otel-limits "
-        "audit whois` finds a name.",
+        "quotas of concurrent calls. Each process and each store has counted separately. A key "
+        "that is not recorded needs OTEL_LIMITS_AUDIT_KEYS. Other keys are shown as by "
+        "`otel-limits quotas`; `otel-limits audit whois` finds a name.",
     )
 
 

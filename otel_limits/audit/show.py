@@ -15,7 +15,7 @@ from otel_limits.audit.answer import UNFINISHED, Answer, Column, Table, written
 from otel_limits.audit.loop_report import RepeatGroup, group_repeats
 from otel_limits.audit.policies import OF_AGENTS, limits_table
 from otel_limits.audit.question import AuditQuery, Option, Question
-from otel_limits.audit.sums import Sums
+from otel_limits.audit.sums import TOOL_ERRORS, Sums
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT
 from otel_limits.core.halt_texts import for_operator
@@ -381,10 +381,10 @@ def turns_table(inquiry: AuditQuery, runs: Iterable[Any], tools: ToolCalls) -> T
 
 
 def in_words(rows: Iterable[Any]) -> str:
-    """Format tool calls, e.g. `2 search, fetch error`."""
+    """Format tool calls, e.g. `2 search, fetch (error)`."""
     # In the order of their first request.
     counts = Counter(
-        (row.tool, "" if row.status == "success" else f" {row.status}") for row in rows
+        (row.tool, "" if row.status == "success" else f" ({row.status})") for row in rows
     )
     return ", ".join(
         f"{count} {tool}{status}" if count > 1 else tool + status
@@ -415,7 +415,7 @@ def tools_table(runs: Iterable[Any], tools: ToolCalls) -> Table:
             for run, each in rows
         ],
         note="Identical calls have the same fingerprint of arguments and result, a hash that "
-        "reveals neither.",
+        f"reveals neither. {TOOL_ERRORS}",
     )
 
 

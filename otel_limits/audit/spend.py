@@ -15,7 +15,7 @@ from otel_limits.audit.compare import CHANGES, changes_table, periods_of
 from otel_limits.audit.completeness import UNCOUNTED, of_everything, uncounted_table
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.question import AuditQuery, Option, Question
-from otel_limits.audit.sums import DATES, Groups, SummedCalls, Sums, fold, property_of
+from otel_limits.audit.sums import DATES, TOOL_ERRORS, Groups, SummedCalls, Sums, fold, property_of
 from otel_limits.core.errors import LedgerError
 from otel_limits.ledger.options import AFTER_TOOLS, OF_CALLS
 from otel_limits.ledger.rows import MICROSECONDS, dollars, known_cost, tools_in
@@ -280,7 +280,7 @@ TOOL_FIGURES: Final = (
 TOOLS_NOTE: Final = (
     "Each tool has the cost of the model calls that received its results. A call with results of "
     f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
-    f"invocation and side calls; {NOT_RECORDED} is imported calls."
+    f"invocation and side calls; {NOT_RECORDED} is imported calls. {TOOL_ERRORS}"
 )
 
 

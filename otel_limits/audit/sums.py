@@ -14,6 +14,12 @@ from otel_limits.ledger.rows import EPOCH, dollars
 DATES: Final = ("hour", "day", "week", "month")
 """Properties that are ordered by time."""
 
+TOOL_ERRORS: Final = (
+    "Errors of tools are those that the framework reports; limits on failing tools also count "
+    "results that read like an error."
+)
+"""Part of the notes below tables with errors of tools."""
+
 
 @dataclass(slots=True)
 class Sums:

@@ -94,7 +94,7 @@ MODEL_CALLS: Final = MetricSpec(
 TOOL_CALLS: Final = MetricSpec(
     name="otel_limits_tool_calls_total",
     labels=("agent", "tool", "status"),
-    help="Tool calls by status: success, error, refused (by a limit).",
+    help="Tool calls by status: success, error (as the framework reports), refused (by a limit).",
     unit="{call}",
     values=get_args(ToolStatus),
 )

@@ -413,7 +413,7 @@ def test_a_tree_sums_its_branches(family: LedgerFile, ask: Ask) -> None:
         (2, "deep", 120, 120),
     ]
     assert rows[0]["branch_cost_usd"] == "4.000000000000"
-    assert rows[0]["tools"] == "ask, ask error"
+    assert rows[0]["tools"] == "ask, ask (error)"
     assert rows[2]["halt"] == "halted at max_turns (3 of 3 turns)"
 
 
