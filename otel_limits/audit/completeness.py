@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # --- the line under an answer ---------------------------------------------------------------------
 
-NOT_PROVEN: Final = "changes cannot be ruled out: no close given"
-UNRECORDED: Final = "rows lost on a full disk are in that process's log only"
+NOT_PROVEN: Final = "changes are only ruled out by comparing with a close (--against)"
+UNRECORDED: Final = "rows that a process lost on a full disk are only in its log"
 
 
 def of_everything(inquiry: AuditQuery, total: Sums) -> str:

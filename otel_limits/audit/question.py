@@ -167,6 +167,21 @@ class AuditQuery:
         names = [KEY_PREFIX + name if name in taken else name for name in by]
         return [Column(name, name, KEY_KINDS.get(name, "text"), is_key=True) for name in names]
 
+    @property
+    def unknown_agents(self) -> str:
+        """Return sentences about selected agents that the ledger does not have."""
+        from otel_limits.ledger import queries
+
+        sentences = []
+        for each in self.selection.where:
+            is_glob = "*" in each.value
+            if each.name != "agent" or is_glob or queries.has_agent(self.connection, each.value):
+                continue
+            near = closest_match(each.value, queries.agents(self.connection))
+            hint = "" if near is None else f"; the closest is {near!r}"
+            sentences.append(f"The ledger has no agent {each.value!r}{hint}. ")
+        return "".join(sentences)
+
     def require_known(self, by: Iterable[str] = ()) -> None:
         """Reject properties that no row has.
 

@@ -151,7 +151,8 @@ def others(inquiry: AuditQuery, name: str) -> Iterator[tuple[Any, ...]]:
     from otel_limits.runs.conversations import conversation_hash
 
     connection = inquiry.connection
-    hashes = {agent: conversation_hash(agent, name) for agent in queries.agents(connection)}
+    with_conversation = queries.agents(connection, with_conversation=True)
+    hashes = {agent: conversation_hash(agent, name) for agent in with_conversation}
     for conversation, agent, *seen in queries.conversations(connection, hashes):
         yield "conversation", agent, conversation, "yes", *seen
     for kind, of, *seen in queries.places(connection, name):

@@ -121,4 +121,6 @@ def _ask(question: Question, arguments: Namespace) -> Answer:
 
 def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:
     answer = question.answer(inquiry, **values)
-    return answer if answer.complete else replace(answer, complete=completeness(inquiry))
+    complete = answer.complete or completeness(inquiry)
+    # A misspelled name would look like an agent that was never halted.
+    return replace(answer, complete=f"{inquiry.unknown_agents}{complete}")

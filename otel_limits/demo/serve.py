@@ -77,7 +77,7 @@ global: {evaluation_interval: 15s}
 """
 
 TEXT: Final = """\
-{agents} agents of {release} run until Ctrl-C. Their models are scripted: no network, no cost.
+{agents} agents of {release} run until Ctrl-C. Their models are scripted; the spend is simulated.
 A day of their work takes a minute. {burning} burns money: its action is observe, not halt.
 Limits, prices and quotas are in limits.yaml. It can be edited while they run.
 

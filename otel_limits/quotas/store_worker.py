@@ -286,7 +286,8 @@ class ThreadedExecutor:
         # Counted without a second line in the log: the one below says more.
         INTERNAL_ERRORS.publish("quotas")
         logger.error(
-            "otel-limits: quota store unavailable (%s); using local shares, then on_store_error.",
+            "otel-limits: quota store unavailable (%s). This process uses its share of what is "
+            "left, then on_store_error decides.",
             error,
         )
         # Outside the lock, because waking waiters runs their code.

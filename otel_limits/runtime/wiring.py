@@ -51,7 +51,7 @@ logger = logging.getLogger("otel_limits")
 
 PORT_IS_TAKEN: Final = (
     "If several processes of an application share this port, set PROMETHEUS_MULTIPROC_DIR; "
-    "otherwise set OTEL_LIMITS_PROMETHEUS_PORT to a free port."
+    "otherwise choose a free port (--prometheus-port, OTEL_LIMITS_PROMETHEUS_PORT)."
 )
 """Workers first: separate ports for them are seldom intended."""
 

@@ -344,7 +344,7 @@ def test_verify_names_the_log_for_losses_of_a_full_disk(
     observer.close()
     assert main(["audit", "verify", "--format", "json"]) == 0
     complete = json.loads(capsys.readouterr().out)["complete"]
-    assert "rows lost on a full disk are in that process's log only" in complete
+    assert "rows that a process lost on a full disk are only in its log" in complete
 
 
 # --- spill files ----------------------------------------------------------------------------------

@@ -556,6 +556,22 @@ def test_a_question_without_an_answer(
     assert sentence in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_misspelled_agent_is_no_quiet_month(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line about completeness says that the ledger has none of that name."""
+    write(ledger.address, Entry(agent="researcher"))
+    for agent, line in (
+        ("reseacher", "The ledger has no agent 'reseacher'; the closest is 'researcher'. "),
+        ("gardener", "The ledger has no agent 'gardener'. "),
+        ("researcher", ""),
+        ("g*", ""),
+    ):
+        assert main(["audit", "stops", "--agent", agent, "--format", "json"]) == 0
+        complete = json.loads(capsys.readouterr().out)["complete"]
+        assert complete.partition("Totals match")[0] == line
+
+
 def test_no_ledger_is_made_by_asking(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

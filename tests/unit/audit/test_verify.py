@@ -101,7 +101,10 @@ def test_unchanged_ledger_is_consistent_but_not_tamper_evident(
     """Sums prove that a ledger is consistent, and nothing else: the last line says so."""
     write(ledger.address, entry())
     _, answer = ask(capsys, "verify")
-    assert "consistent; changes cannot be ruled out: no close given" in answer["complete"]
+    assert (
+        "consistent; changes are only ruled out by comparing with a close (--against)"
+        in answer["complete"]
+    )
     # Unpriced tokens are no failure; their line still ends in a command.
     told = {each["check"]: each["command"] for each in answer["verify"]}
     assert told["Unpriced tokens"].startswith("otel-limits ledger reprice --dry-run --ledger ")
