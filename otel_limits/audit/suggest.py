@@ -18,7 +18,6 @@ from otel_limits.audit.survival import Estimate, percentile
 from otel_limits.core.events import CUT_SHORT
 from otel_limits.core.limits import LOOP_LIMITS
 from otel_limits.core.wording import pluralize
-from otel_limits.ledger.selection import Selection
 
 ROUND_TO: Final = 2
 """Digits of suggested token limits: more would suggest false precision."""
@@ -65,6 +64,8 @@ def suggest(
 
 def _instead(inquiry: AuditQuery, needs: Mapping[str, UsageSamples]) -> Sequence[str]:
     """Return comments with the commands to try if there is nothing to suggest."""
+    from otel_limits.ledger.selection import Selection
+
     most = max((len(each.turns) for each in needs.values()), default=0)
     if most:
         again = command_on(inquiry, f"audit suggest --min-invocations {most}")
