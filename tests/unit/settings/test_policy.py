@@ -879,7 +879,7 @@ def test_check_lists_the_mistakes_of_the_file(
     """Each on a separate line, and the status is 1."""
     path = write("defaults: {action: stop}\nextra: 1")
     assert main(["check"]) == 1
-    _, *mistakes, unlimited = capsys.readouterr().err.splitlines()
+    *mistakes, _, unlimited = capsys.readouterr().err.splitlines()
     assert [s.split(" ")[1] for s in mistakes] == [f"{path}:1:", f"{path}:2:"]
     assert unlimited == f"otel-limits: {path} was rejected, so none of its limits apply."
 
