@@ -166,6 +166,6 @@ def test_a_port_that_is_taken_is_no_catastrophe(
         monkeypatch.setenv("OTEL_LIMITS_PROMETHEUS_PORT", str(taken))
         enable(Limits(max_turns=2))
     assert f"cannot serve /metrics on 127.0.0.1 port {taken}" in caplog.text
-    assert "share this port, set PROMETHEUS_MULTIPROC_DIR; otherwise set" in caplog.text
+    assert "share this port, set PROMETHEUS_MULTIPROC_DIR; otherwise choose" in caplog.text
     assert metric("otel_limits_internal_errors_total", component="prometheus") == 1
     assert str(halted(make_agent).messages[-1]["metadata"]["custom"]["synthetic"]) == "True"
