@@ -200,6 +200,7 @@ def test_bound_is_at_least_the_price_of_any_reading(usage: dict[str, Any], part:
     assert found.charge >= max(each for each in known if each is not None)
 
 
+@listed
 def test_field_that_a_vendor_adds_halts_no_agent(
     make_agent: MakeAgent, events: list[Event], source: str
 ) -> None:

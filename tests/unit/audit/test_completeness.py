@@ -30,6 +30,7 @@ from otel_limits.ledger.spill import SpillFiles
 from otel_limits.observers.ledger import LedgerObserver
 from tests.ledger.book import Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile, eventually
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -326,6 +327,7 @@ def test_a_call_after_the_end_counts_in_every_question(
     assert ask(capsys, "stops")[1]["totals"]["stops"]["tokens"] == 360
 
 
+@listed
 def test_estimated_unmeasured_and_unpriced_shares_are_reported(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from otel_limits.cli import main
 from otel_limits.core.events import QuotaUse
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,6 +89,7 @@ def test_quotas_in_force_have_the_usage_of_their_store(
     assert paced["used"] == found["fleet", "(all)"]["used"] == str(ledger.tokens())
 
 
+@listed
 def test_quotas_of_any_file_are_applied_to_recorded_calls(
     ledger: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -524,6 +524,7 @@ def quote(vendor: str | None, model: str, fields: dict[str, Any], **own: Price) 
     return Prices(own).quote(call, LISTED_AT)
 
 
+@listed
 @pytest.mark.parametrize(
     ("vendor", "model", "fields", "amount"),
     [
@@ -548,6 +549,7 @@ def test_cost_of_the_vendor_that_bills_is_the_price(
     assert (found.stated, found.listed) == (Decimal(amount), Decimal(LISTED[model]))
 
 
+@listed
 @pytest.mark.parametrize(
     ("vendor", "model", "fields"),
     [
@@ -575,6 +577,7 @@ def test_policy_file_precedes_a_stated_cost() -> None:
     assert (found.price, found.source, found.stated) == (1, "policy", Decimal("2.4"))
 
 
+@listed
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -594,6 +597,7 @@ def test_amount_that_is_not_a_cost_is_refused(value: object, reason: str) -> Non
     assert (found.price, found.source) == (Decimal("2.5"), "genai-prices")
 
 
+@listed
 def test_fee_without_the_amount_of_the_own_key_is_refused() -> None:
     """The maker bills the rest."""
     found = quote("openrouter", GPT_4O, {"cost": 0.1, "is_byok": True})
@@ -601,6 +605,7 @@ def test_fee_without_the_amount_of_the_own_key_is_refused() -> None:
     assert found.price == Decimal("2.5")
 
 
+@listed
 def test_stated_cost_replaces_an_unknown_price() -> None:
     """It contains what no list has, such as searches and cached tokens."""
     cached = {"prompt_tokens_details": {"cached_tokens": 900_000}}

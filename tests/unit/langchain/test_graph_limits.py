@@ -38,6 +38,7 @@ from otel_limits.testing import (
     says,
     uses,
 )
+from tests.langchain.event_loops import with_context
 from tests.langchain.graphs import ASK, STEPS, agent, halt_of, looping
 
 if TYPE_CHECKING:
@@ -181,6 +182,7 @@ def counts(sent: int, output: int) -> dict[str, int]:
     return {"input_tokens": sent, "output_tokens": output, "total_tokens": sent + output}
 
 
+@with_context
 @pytest.mark.parametrize("error", [OSError("gone"), None], ids=["broken off", "left"])
 @pytest.mark.parametrize(
     ("chunks", "estimated", "read"),

@@ -14,6 +14,7 @@ from langgraph.types import Command, Send, interrupt
 
 from otel_limits import Event, Limits, ModelCall, Started, Stop, enable, stop_of
 from otel_limits.testing import ScriptedChatModel, endless, says, uses
+from tests.langchain.event_loops import with_context
 from tests.langchain.graphs import ASK, agent, config, halt_of, looping
 
 APPROVE: Final[Any] = Command(resume={"decisions": [{"type": "approve"}]})
@@ -30,6 +31,7 @@ def reason_of(state: Any) -> str | None:
     return stop.reason if (stop := stop_of(state)) is not None else None
 
 
+@with_context
 def test_answer_in_an_event_loop_continues_the_task() -> None:
     """Asynchronous methods read the interrupts in another way."""
     enable(max_turns=2)

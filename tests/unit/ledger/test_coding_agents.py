@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,6 +86,7 @@ def imported(tmp_path: Path, *records: dict[str, Any]) -> None:
 NAMES = ("agent", "model", "provider", "state", "input_tokens", "output_tokens")
 
 
+@listed
 @pytest.mark.parametrize(
     ("said", "right"),
     [

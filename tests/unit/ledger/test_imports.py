@@ -23,6 +23,7 @@ from otel_limits.core.events import Event, ModelCall, Stop
 from otel_limits.runs.conversations import conversation_hash
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.otlp import line
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -610,6 +611,7 @@ def rows_of(ledger: LedgerFile) -> Counter[tuple[Any, ...]]:
     )
 
 
+@listed
 @pytest.mark.parametrize(
     ("attributes", "source", "price"),
     [

@@ -12,6 +12,7 @@ import pytest
 
 from otel_limits.cli import main
 from tests.ledger.book import NINE, Call, Entry, write
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -100,6 +101,7 @@ def changed(number: int, **changes: object) -> dict[str, Any]:
     return {**ROW, "request_id": f"chatcmpl-{number}", **changes}
 
 
+@listed
 def test_row_counts_once_in_all_forms(ledger: LedgerFile, tmp_path: Path) -> None:
     """They have one identity, `request_id`, so importing each of them again adds nothing."""
     for number, write_form in enumerate(FORMS.values()):
