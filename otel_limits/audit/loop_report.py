@@ -125,7 +125,7 @@ def loops(inquiry: AuditQuery, top: int) -> Answer:
     inquiry.require_known()
     # All calls, as the share of repeated ones needs them.
     uses = queries.tool_uses(inquiry.connection, ("agent", "tool"), inquiry.selection)
-    counts = {(keys["agent"], keys["tool"]): calls for keys, (calls, _, _) in uses or ()}
+    counts = {(keys["agent"], keys["tool"]): calls for keys, (calls, *_) in uses or ()}
     by_tool: dict[tuple[str, str], Repeating] = {}
     total, worst = Repeating(), list[Loop]()
     for loop in inquiry.work.through(found(inquiry)):

@@ -241,7 +241,7 @@ def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> 
         sums.merge(each)
         if uses is not None and key in uses:
             one = uses[key]
-            use.add(one.calls, one.errors, one.micros)
+            use.add(one.calls, one.errors, one.refusals, one.micros)
     return (
         sums.calls,
         sums.input,
@@ -275,12 +275,14 @@ NOT_RECORDED: Final = "(not recorded)"
 TOOL_FIGURES: Final = (
     Column("tool_calls", "Tool calls", "count"),
     Column("tool_errors", "Tool errors", "count"),
+    Column("tool_refusals", "Tool refusals", "count"),
     Column("tool_seconds", "Tool time", "seconds"),
 )
 TOOLS_NOTE: Final = (
     "Each tool has the cost of the model calls that received its results. A call with results of "
     f"several tools is split by how often each was called. {NO_TOOL} is the first call of an "
-    f"invocation and side calls; {NOT_RECORDED} is imported calls. {TOOL_ERRORS}"
+    f"invocation and side calls; {NOT_RECORDED} is imported calls. Tool calls include "
+    f"those that a limit refused. {TOOL_ERRORS}"
 )
 
 
@@ -290,17 +292,19 @@ class ToolUse:
 
     calls: int = 0
     errors: int = 0
+    refusals: int = 0
     micros: int = 0
 
     @property
-    def figures(self) -> tuple[int, int, float]:
+    def figures(self) -> tuple[int, int, int, float]:
         """The values of `TOOL_FIGURES`."""
-        return self.calls, self.errors, self.micros / MICROSECONDS
+        return self.calls, self.errors, self.refusals, self.micros / MICROSECONDS
 
-    def add(self, calls: int, errors: int, micros: int) -> None:
+    def add(self, calls: int, errors: int, refusals: int, micros: int) -> None:
         """Add sums over further calls."""
         self.calls += calls
         self.errors += errors
+        self.refusals += refusals
         self.micros += micros
 
 
@@ -345,9 +349,9 @@ def uses_of(inquiry: AuditQuery, by: Sequence[str]) -> UseByGroup | None:
     if found is None:
         return None
     uses: dict[tuple[Any, ...], ToolUse] = {}
-    for keys, (calls, errors, micros) in found:
+    for keys, (calls, errors, refusals, micros) in found:
         key = tuple(property_of(keys, name, inquiry.selection.zone) for name in by)
-        uses.setdefault(key, ToolUse()).add(calls, errors, int(micros))
+        uses.setdefault(key, ToolUse()).add(calls, errors, refusals, int(micros))
     return uses
 
 

@@ -240,14 +240,15 @@ class Closes:
 
     @property
     def proven(self) -> str:
-        """Describe which days are as they were closed, if no check failed."""
+        """Describe which days, if any, are as they were closed, provided that no check failed."""
         from otel_limits.ledger.closing import GONE
 
+        if not self._days:
+            return ""
         pruned = {difference.day for _, difference in self._found if GONE in difference.counts}
-        days = f"closed days as in {', '.join(self.names)}"
-        if not pruned:
-            return days
-        return f"{days}, but {len(pruned):,} of {len(self._days):,} were pruned and not verified"
+        days = f"{pluralize(len(self._days), 'closed day')} as in {', '.join(self.names)}"
+        gone = f", but {len(pruned):,} were pruned and not verified" if pruned else ""
+        return f"{days}{gone}, other days not compared"
 
     def table(self) -> Table:
         """Build a table with a row per close, day, table and kind of difference."""

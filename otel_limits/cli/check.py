@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 from otel_limits.bindings.recognition import release
@@ -121,11 +122,17 @@ def shown(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        value = [f"{name}={_as_written(each)}" for name, each in value.items()]
+        return ",".join(sorted(_item(*each) for each in value.items())) or "unset"
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
     text = duration_text(value) if isinstance(value, timedelta) else str(value)
     return "unset" if value in (None, "") else redact_url(text)
+
+
+def _item(name: str, value: object) -> str:
+    """Format a value with its name; numbers are not secret, also in `max_token_budget`."""
+    text = f"{name}={_as_written(value)}"
+    return text if isinstance(value, int | float | Decimal) else redact_url(text)
 
 
 def _as_written(value: object) -> str:

@@ -71,8 +71,8 @@ KILLED_NEXT: Final = "Run the agent again when it is safe to continue."
 OBSERVED_NEXT: Final = "Continuing because the action is observe."
 
 NEXT: Final[Mapping[str, str]] = {
-    QUOTA_EXCEEDED_STOP_REASON: "Run the agent again later, or raise or unblock the quota with "
-    "`otel-limits quotas`.",
+    QUOTA_EXCEEDED_STOP_REASON: "Run the agent again later, or raise or unblock the quota: "
+    "with `otel-limits quotas` in a shared store, otherwise in the policy file.",
     QUOTA_UNAVAILABLE_STOP_REASON: "Restore the quota store; on_store_error in the policy file "
     "sets the behavior during an outage.",
 }

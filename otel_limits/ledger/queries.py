@@ -277,7 +277,7 @@ def uncounted_by_cause(connection: sa.Connection, most: int) -> Sequence[Any]:
 def tool_uses(
     connection: sa.Connection, by: Sequence[str], selection: Selection
 ) -> Iterator[tuple[dict[str, Any], Sequence[Any]]] | None:
-    """Add up tool calls: their number, failures, and microseconds.
+    """Add up tool calls: their number, failures, refusals, and microseconds.
 
     Returns `None` if `by` or the selection has a property that tool calls lack, such as a model.
     """
@@ -285,6 +285,7 @@ def tool_uses(
     sums = (
         sa.func.count(),
         sa.func.count().filter(TOOLS.status == "error"),
+        sa.func.count().filter(TOOLS.status == "refused"),
         sa.func.coalesce(sa.func.sum(TOOLS.duration_us), 0),
     )
     try:

@@ -15,6 +15,7 @@ from otel_limits.core.events import (
     RepeatedFailures,
     Started,
     TaskLost,
+    ToolCall,
 )
 from otel_limits.core.labels import MAX_LENGTH, clean, misspelled, quoted
 from otel_limits.core.limits import PRESET, over_resumes
@@ -29,6 +30,9 @@ MOST_UNPRICED = 100
 """Models logged at each level; the others are only in the metric."""
 MOST_UNKNOWN = 100
 """Names in usages that are logged; calls with others are only in the metric."""
+
+MOST_REFUSING = 1000
+"""Invocations and tools whose refusals were logged; of older ones, a refusal is logged again."""
 
 MORE_UNPRICED = (
     "More than %d models have no price. Further models are only counted in the metric "
@@ -66,13 +70,33 @@ class LogObserver(BaseObserver):
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self._unknown: set[str] = set()
         self._refused: set[str] = set()
+        self._refusing: dict[tuple[str, str], None] = {}
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
             RepeatedFailures: _log_repeated_failures,
             ModelCall: self._log_call,
             TaskLost: self._log_lost_task,
+            ToolCall: self._log_refusal,
         }
+
+    def _log_refusal(self, event: ToolCall) -> None:
+        """Log the first call of a tool that a limit refuses in an invocation."""
+        refusing = (event.invocation.id, event.tool)
+        # At the cap on all tools, the agent halts, which is logged.
+        is_capped = event.status == "refused" and event.limit == "max_calls_per_tool"
+        if not is_capped or refusing in self._refusing:
+            return
+        if len(self._refusing) >= MOST_REFUSING:
+            self._refusing.pop(next(iter(self._refusing)), None)
+        self._refusing[refusing] = None
+        logger.warning(
+            "Agent %s reached %s for tool %s: this call and later ones are refused, and the agent "
+            "continues.",
+            quoted(event.invocation.agent),
+            event.limit,
+            quoted(event.tool),
+        )
 
     def _log_lost_task(self, event: TaskLost) -> None:
         """Log once per agent that an answer to an interrupt begins a new task, and why."""

@@ -138,12 +138,7 @@ def models(context: Context) -> Iterator[Finding]:
 def action(context: Context) -> Iterator[Finding]:
     """Report agents that no limit halts because it is only observed."""
     policies = context.policies
-    observed = [
-        name
-        for name, each in policies.items()
-        if each.action == "observe"
-        and all(action in (None, "observe") for _, action in each.quotas)
-    ]
+    observed = [name for name, each in policies.items() if _is_observed(each)]
     if len(observed) == len(policies):
         yield fail(
             "action",
@@ -161,15 +156,23 @@ def unpriced(context: Context) -> Iterator[Finding]:
     """Report agents that a call without a price halts, because only cost is limited."""
     policies = context.policies
     halted = [
-        name for name, each in policies.items() if each.unpriced is None and each.halts_unpriced
+        name
+        for name, each in policies.items()
+        if each.unpriced is None and each.halts_unpriced and not _is_observed(each)
     ]
     if halted:
         yield warn(
             "unpriced",
-            f"Only limits in USD apply to {_agents(halted, policies)}, so a model call without a "
-            "price halts them. Add a limit in another unit, e.g. OTEL_LIMITS_MAX_TURNS=30, or set "
+            f"Only limits in USD halt {_agents(halted, policies)}, so a model call without a price "
+            "halts them, too. Add a limit in another unit, e.g. OTEL_LIMITS_MAX_TURNS=30, or set "
             "OTEL_LIMITS_UNPRICED=warn.",
         )
+
+
+def _is_observed(policy: Policy) -> bool:
+    """Return whether neither limits nor quotas halt an agent."""
+    actions = (policy.action, *(action for _, action in policy.quotas if action is not None))
+    return all(action == "observe" for action in actions)
 
 
 def _agents(names: Collection[str], policies: Mapping[str, Policy]) -> str:

@@ -108,6 +108,7 @@ def test_cost_of_a_tool_is_the_next_calls(ledger: LedgerFile, capsys: Output) ->
     }
     assert sum(row["tokens"] for row in rows.values()) == answer["totals"]["spend"]["tokens"]
     used = {name: (row["tool_calls"], row["tool_errors"]) for name, row in rows.items()}
+    assert {row["tool_refusals"] for row in rows.values()} == {0}
     assert used == {"search": (2, 0), "fetch": (2, 1), "last": (1, 0), "(no tool)": (0, 0)}
     assert rows["search"]["tool_seconds"] == 1.0
     assert answer["totals"]["spend"]["tool_calls"] == 5

@@ -146,7 +146,7 @@ def test_check_names_agents_that_a_missing_price_halts(
     monkeypatch.setenv("OTEL_LIMITS_MAX_COST_USD", "1")
     status, _, said = check()
     assert (status, len(said)) == (0, 1)
-    assert "Only limits in USD apply to agents, so a model call without a price halts" in said[0]
+    assert "Only limits in USD halt agents, so a model call without a price halts them" in said[0]
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "warn")
     assert check()[2] == []
 

@@ -176,7 +176,7 @@ def test_agents_that_a_missing_price_halts_are_named(policy: Path) -> None:
     finding = only("unpriced", POLICY=str(policy))
     assert finding.status == "warn"
     assert finding.text.startswith(
-        "Only limits in USD apply to agents 'spender', so a model call without a price halts them."
+        "Only limits in USD halt agents 'spender', so a model call without a price halts them, too."
     )
 
 

@@ -202,7 +202,7 @@ def test_the_tools_of_two_places(
     monkeypatch.setenv("OTEL_LIMITS_MAX_CALLS_PER_TOOL", "search=1")
     enable(Limits(max_calls_per_tool={"fetch": 1}))
     make_agent(runaway())("go")
-    (warning,) = warnings_logged()
+    _, warning = warnings_logged()
     assert warning.startswith(
         "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 tool calls "
         "used, and one more was requested. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "

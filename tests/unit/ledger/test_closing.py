@@ -109,9 +109,19 @@ def test_close_has_counts_sums_and_digests_of_each_day(
     assert again == document
     assert compare(capsys, closed) == (0, set())
     assert (
-        f"closed days as in {closed.name}"
+        f"3 closed days as in {closed.name}, other days not compared"
         in ask(capsys, "verify", f"--against={closed}")[1]["complete"]
     )
+
+
+def test_a_close_without_days_proves_nothing(
+    ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its ledger had no whole day yet."""
+    empty = closed.with_name("empty.json")
+    close(capsys, empty, "--until", "2025-10-09")
+    complete = ask(capsys, "verify", f"--against={empty}")[1]["complete"]
+    assert "changes are only ruled out by comparing with a close" in complete
 
 
 DAY_OF = "2025-10-10"
@@ -463,7 +473,7 @@ def test_pruned_rows_pass(
     assert len(found) == 13
     main(["audit", "verify", "--against", str(closed)])
     days = len(json.loads(closed.read_text())["days"])
-    said = f"closed days as in {closed.name}, but {days} of {days} were pruned and not verified"
+    said = f"{days} closed days as in {closed.name}, but {days} were pruned and not verified"
     assert said in capsys.readouterr().out
 
 
