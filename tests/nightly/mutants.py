@@ -135,7 +135,9 @@ class Checkout:
         times = file.stat()
         file.write_text(changed, encoding="utf-8")
         try:
-            done = self.pytest("-x", "--timeout", str(MOST_SECONDS), *tests)
+            # Of a thread, which ends pytest: a loop with a fault may catch the error of a signal.
+            limit = ("--timeout", str(MOST_SECONDS), "--timeout-method", "thread")
+            done = self.pytest("-x", *limit, *tests)
         finally:
             file.write_text(source, encoding="utf-8")
             # Or the bytecode of a fault that was as long would be taken for that of the source.
