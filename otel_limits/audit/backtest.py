@@ -19,7 +19,7 @@ from otel_limits.audit.charts import turns_chart
 from otel_limits.audit.question import SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.events import CUT_SHORT, HALTED
+from otel_limits.core.events import CUT_SHORT
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
 
 MAX_ITERATIONS: Final = "max_iterations"
@@ -104,9 +104,10 @@ class Outcome:
     tokens: int = 0
     halted: int = 0
     cut_successes: int = 0
-    halted_in_record: int = 0
-    cut_halted: int = 0
-    """Invocations of `halted_in_record` that the caps would have halted, too."""
+    cut_short: int = 0
+    """Invocations that were halted or killed in the record."""
+    halted_cut_short: int = 0
+    """Those of them that the caps would have halted, too."""
     saved_tokens: int = 0
     saved_pico: int = 0
     saved_unpriced: int = 0
@@ -119,8 +120,8 @@ class Outcome:
 
     @property
     def unknown(self) -> int:
-        """Invocations that were halted before the caps could have taken effect."""
-        return self.halted_in_record - self.cut_halted
+        """Invocations that were halted or killed before the caps could have taken effect."""
+        return self.cut_short - self.halted_cut_short
 
 
 OUTCOMES: Final = (
@@ -171,7 +172,7 @@ def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
     }
     outcomes: dict[str, Outcome] = {}
     for row in whole_tasks.totals_by_agent(connection, selection):
-        more = Outcome(row.tasks, int(row.tokens), halted_in_record=row.halted)
+        more = Outcome(row.tasks, int(row.tokens), cut_short=row.cut_short)
         outcomes.setdefault(row.agent, Outcome()).merge(more)
     for row in whole_tasks.tasks(connection, selection, totals):
         cut = cuts.get(row.task_id) or _at_its_end(row, tried)
@@ -254,7 +255,7 @@ def add_cut(outcome: Outcome, row: Any, cut: Cut) -> None:
     """Record the effect of the caps on an invocation."""
     outcome.halted += 1
     outcome.cut_successes += is_success(row)
-    outcome.cut_halted += row.action in HALTED
+    outcome.halted_cut_short += row.action in CUT_SHORT
     outcome.saved_tokens += cut.tokens
     outcome.saved_pico += cut.pico
     outcome.saved_unpriced += cut.unpriced
@@ -292,9 +293,9 @@ def outcome_table(outcomes: dict[str, Outcome], title: str) -> Table:
         rows=figures,
         total=("total", *_figures(total)),
         note="A task counts as one invocation, also if it has answered interrupts. Cost covers "
-        "calls with a known price. An invocation that was halted in the record "
-        "has no later calls, so whether these limits would have halted it is unknown. The halt "
-        "rate is a 95% interval, in which unknown invocations may be halted or not.",
+        "calls with a known price. An invocation that was halted or killed in "
+        "the record has no later calls, so whether these limits would have halted it is unknown. "
+        "The halt rate is a 95% interval, in which unknown invocations may be halted or not.",
     )
 
 

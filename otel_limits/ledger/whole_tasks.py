@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from otel_limits.core.events import HALTED
+from otel_limits.core.events import CUT_SHORT
 from otel_limits.ledger.queries import PORTION
 from otel_limits.ledger.schema import (
     BIG,
@@ -39,12 +39,12 @@ SUMS: Final = ("turns", "model_calls", "input_tokens", "output_tokens")
 
 
 def totals_by_agent(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Count tasks and halts of every agent, and add up their tokens; an agent may have two rows."""
+    """Count tasks, and those cut short, and add up tokens, by agent; one may have two rows."""
     tokens = sa.func.coalesce(sa.func.sum(RUN_TOKENS), 0).label("tokens")
-    halted = sa.func.count().filter(RUNS.action.in_(HALTED)).label("halted")
-    single = _of_runs(selection, RUNS.agent, sa.func.count().label("tasks"), tokens, halted)
+    cut_short = sa.func.count().filter(RUNS.action.in_(CUT_SHORT)).label("cut_short")
+    single = _of_runs(selection, RUNS.agent, sa.func.count().label("tasks"), tokens, cut_short)
     several = sa.func.count(RUNS.task_id.distinct()).label("tasks")
-    resumed = sa.select(RUNS.agent, several, tokens, halted).where(_is_resumed(selection))
+    resumed = sa.select(RUNS.agent, several, tokens, cut_short).where(_is_resumed(selection))
     # Added up in the database, so no query reads every invocation.
     yield from connection.execute(single.where(IS_SINGLE).group_by(RUNS.agent))
     yield from connection.execute(resumed.group_by(RUNS.agent))

@@ -132,6 +132,15 @@ def test_backtest_names_its_uncertainty(ledger: LedgerFile, capsys: Output) -> N
     assert found[4]["halted_share_low"] < 10 / 30 < found[4]["halted_share_high"] < 0.6
 
 
+def test_a_killed_invocation_may_have_continued(ledger: LedgerFile, capsys: Output) -> None:
+    """As a halted one: both questions leave open what it would have needed."""
+    killed = Entry(calls=[Call()] * CAP, reason="killed", action="killed")
+    write(ledger.address, *entries([3] * 20, halted=0), killed)
+    assert main(["audit", "backtest", "--max-turns", str(CAP + 3), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["backtest"][0]["unknown"] == 1
+    assert "1 of 21 invocations were halted or killed" in suggested(capsys)[0]
+
+
 def test_the_estimator_of_kaplan_and_meier() -> None:
     """The remission times under 6-MP of Freireich (1963), with which every textbook computes it."""
     ends = [6, 6, 6, 7, 10, 13, 16, 22, 23]
