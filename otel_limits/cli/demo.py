@@ -54,9 +54,8 @@ def demo(options: Namespace) -> int:
     """Run the demo or write the sample ledger."""
     if options.record is not None:
         from otel_limits.demo.sample_fleet import record
-        from otel_limits.demo.serve import live_policy
 
-        return record(options.record, live_policy())
+        return record(options.record)
     if (missing := missing_framework()) is not None:
         return refuse([missing], FAILED)
     framework = installed_frameworks()[0]

@@ -7,6 +7,7 @@ and the totals of the four weeks are always the same.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 import time
@@ -44,7 +45,7 @@ from otel_limits.quotas.needs import QuotaNeed
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.refusals import exceeded
 from otel_limits.quotas.store import CountState, Demand, Reply
-from otel_limits.quotas.windows import Windows
+from otel_limits.quotas.windows import UnboundedWindow
 from otel_limits.settings.table import PRESETS
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def invocation_events(
         limits=plan.limits,
         action="observed" if is_new else "halted",
         configured_action="observe" if is_new else "halt",
-        origins=origins_of(plan.limits, "preset recommended" if is_new else "limits.yaml:4"),
+        origins=origins_of(plan.limits, "preset recommended" if is_new else place_of(plan.agent)),
         unsampled=False,
         attributes={TENANT: plan.tenant},
         at=plan.at,
@@ -171,6 +172,12 @@ def invocation_events(
     if plan.incident is not None and plan.incident.reason == "error":
         yield failed_call(invocation, done)
     yield stop_event(plan, invocation, done)
+
+
+def place_of(agent: Agent) -> str:
+    """Return the line of the policy file that has the limits of an agent."""
+    lines = as_file(recorded_policy()).splitlines()
+    return f"limits.yaml:{lines.index(f'    {json.dumps(agent.name)}: {{') + 3}"
 
 
 def make_invocation(plan: Plan, chance: Random, parent: Invocation | None) -> Invocation:
@@ -289,15 +296,14 @@ def draw_tool(plan: Plan, chance: Random) -> DrawnTool:
 
 
 TENANT_QUOTA: Final = Quota(
-    name="tenant-daily-usd",
-    unit="usd",
-    amount=2_000_000_000,
-    windows=Windows("day"),
+    name="tenant-slots",
+    unit="concurrency",
+    amount=3,
+    windows=UnboundedWindow(),
     key=Template(f"baggage.{TENANT}"),
 )
-TENANT_USED: Final = 1_987_000_000
-TENANT_NEEDS: Final = 14_000_000
-"""Billionths of a USD: the usage of a tenant, and what the refused call needs."""
+"""Of the calls in flight at one time, which no ledger shows: a quota of tokens or USD would have to
+agree with the recorded usage."""
 
 
 def quota_breach(tenant: str, now: float) -> Breach:
@@ -305,10 +311,10 @@ def quota_breach(tenant: str, now: float) -> Breach:
     key = TENANT_QUOTA.key.key(TENANT_QUOTA.name, lambda _: tenant)
     limit = TENANT_QUOTA.amount
     need = QuotaNeed(
-        TENANT_QUOTA, key, limit, TENANT_NEEDS, at_most=False, certain=True, model="", action="halt"
+        TENANT_QUOTA, key, limit, 1, at_most=False, certain=True, model="", action="halt"
     )
-    state = CountState(TENANT_USED, 0, limit)
-    demand = Demand(count=TENANT_QUOTA.count(key, now), amount=TENANT_NEEDS, limit=limit)
+    state = CountState(0, limit, limit)
+    demand = Demand(count=TENANT_QUOTA.count(key, now), amount=1, limit=limit)
     return exceeded(need, demand, Reply("refused", now, (state,), (0,)), state)
 
 
@@ -453,7 +459,7 @@ def plan_invocation(
 
 
 def quota_changes(today: date) -> Iterator[QuotaGrant]:
-    """Yield an operator's changes to a quota after it refused calls."""
+    """Yield an operator's changes to a quota."""
     at = midnight(today - timedelta(days=4)) + 3_600 * 8
     grant = QuotaGrant(
         quota="tenant-daily-usd", key="globex", change="grant", amount=Decimal(3), unit="USD",
@@ -490,7 +496,39 @@ QUESTIONS: Final = (
 )
 
 
-def record(directory: str, policy: Mapping[str, Any]) -> int:
+@functools.cache
+def recorded_policy() -> Mapping[str, Any]:
+    """Return the policy of the recorded fleet: new agents only observe the preset."""
+    own = {agent.name: agent.limits for agent in AGENTS.values() if agent.limits is not RECOMMENDED}
+    return {
+        "agents": {
+            name: {"limits": limits_json(own[name])} if name in own else {"action": "observe"}
+            for name in AGENTS
+        },
+        "models": prices_json(),
+        "quotas": DATA["recorded"]["quotas"],
+    }
+
+
+def limits_json(limits: Limits) -> dict[str, Any]:
+    """Return the limits that are set."""
+    return {name: cap for name in LIMITS if (cap := getattr(limits, name)) is not None}
+
+
+def prices_json() -> dict[str, Any]:
+    """Return the prices of the fleet's models, as in a policy file."""
+    return {
+        name: {"price": {kind: float(usd) for kind, usd in model["price"].items()}}
+        for name, model in DATA["models"].items()
+    }
+
+
+def as_file(policy: Mapping[str, Any]) -> str:
+    """Return the text of a policy file; JSON is YAML, too."""
+    return f"{json.dumps(policy, indent=2)}\n"
+
+
+def record(directory: str) -> int:
     """Write the sample ledger and its policy file to a directory, and print example queries.
 
     Returns:
@@ -506,7 +544,7 @@ def record(directory: str, policy: Mapping[str, Any]) -> int:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         counts = write_ledger(path, today)
-        policy_path = write_policy(path.parent, policy)
+        policy_path = write_policy(path.parent)
     except OSError as error:
         return _refuse(f"Cannot write {path}: {error.strerror or error}.")
     sys.stdout.write(
@@ -528,7 +566,7 @@ def _refuse(sentence: str) -> int:
     return BAD_ARGUMENT
 
 
-def write_policy(directory: Path, policy: Mapping[str, Any]) -> Path:
+def write_policy(directory: Path) -> Path:
     """Write the policy file of the fleet, unless the directory has one; return its path.
 
     Raises:
@@ -536,8 +574,7 @@ def write_policy(directory: Path, policy: Mapping[str, Any]) -> Path:
     """
     path = directory / "limits.yaml"
     if not path.exists():
-        # JSON is YAML, too.
-        path.write_text(f"{json.dumps(policy, indent=2)}\n", encoding="utf-8")
+        path.write_text(as_file(recorded_policy()), encoding="utf-8")
     return path
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import logging
 import os
 import shlex
@@ -26,7 +25,6 @@ from opentelemetry import baggage, context, trace
 
 from otel_limits.bindings.recognition import release
 from otel_limits.bindings.script import Answer, ScriptedRun, fails, says, uses
-from otel_limits.core.limits import LIMITS, Limits
 from otel_limits.demo.sample_fleet import (
     AGENTS,
     DATA,
@@ -38,9 +36,12 @@ from otel_limits.demo.sample_fleet import (
     Agent,
     Incident,
     Plan,
+    as_file,
     draw_tool,
     draw_usage,
+    limits_json,
     plan_invocation,
+    prices_json,
     seconds_of_call,
 )
 from otel_limits.otel.provider import FallbackProvider, set_fallback
@@ -168,9 +169,7 @@ def make_directory(scrape: str) -> Path:
     """
     directory = Path(tempfile.mkdtemp(prefix="otel-limits-demo-"))
     (directory / "prometheus.yaml").write_text(RULES + scrape, encoding="utf-8")
-    # JSON is YAML, too.
-    policy = json.dumps(live_policy(), indent=2)
-    (directory / "limits.yaml").write_text(f"{policy}\n", encoding="utf-8")
+    (directory / "limits.yaml").write_text(as_file(live_policy()), encoding="utf-8")
     return directory
 
 
@@ -234,10 +233,7 @@ def live_policy() -> dict[str, Any]:
     }
     return {
         "agents": agents | live["agents"],
-        "models": {
-            name: {"price": {kind: float(usd) for kind, usd in model["price"].items()}}
-            for name, model in DATA["models"].items()
-        },
+        "models": prices_json(),
         "quotas": live["quotas"],
     }
 
@@ -251,11 +247,6 @@ def usage_json(usage: Usage) -> dict[str, int]:
         "totalTokens": usage.total,
         **{name: count for name, count in cached.items() if count},
     }
-
-
-def limits_json(limits: Limits) -> dict[str, Any]:
-    """Return the limits that are set."""
-    return {name: cap for name in LIMITS if (cap := getattr(limits, name)) is not None}
 
 
 class FleetError(Exception):

@@ -88,6 +88,25 @@ def test_printed_commands_work(
         assert main(words) == 0, capsys.readouterr()
 
 
+def test_policy_file_is_that_of_the_ledger(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quotas that halted agents are in it, none is exceeded, and lines are those of its limits."""
+    path = directory / "limits.yaml"
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
+    policy = json.loads(path.read_text("utf-8"))
+    halts = query(directory, "stops", capsys)["costliest_halted"]
+    assert {row["limit"] for row in halts if row["reason"] == "quota_exceeded"} <= {
+        *policy["quotas"]
+    }
+    assert max(row["used_share"] for row in query(directory, "budget", capsys)["budget"]) < 1
+    lines = path.read_text("utf-8").splitlines()
+    for row in query(directory, "policies", capsys)["limits"]:
+        if row["source"] == "file":
+            line = int(row["place"].partition(":")[2])
+            assert lines[line - 3].strip() == f'"{row["agent"]}": {{'
+
+
 def outcomes(today: date) -> Counter[tuple[Any, ...]]:
     """Count the calls and stops of a history, without times."""
     return Counter(
