@@ -168,18 +168,15 @@ class AuditQuery:
         return [Column(name, name, KEY_KINDS.get(name, "text"), is_key=True) for name in names]
 
     @property
-    def unknown_agents(self) -> str:
-        """Return sentences about selected agents that the ledger does not have."""
-        from otel_limits.ledger import queries
+    def unknown_values(self) -> str:
+        """Return sentences about selected values, e.g. an agent, that no row of the ledger has."""
+        from otel_limits.ledger import known_values
 
         sentences = []
-        for each in self.selection.where:
-            is_glob = "*" in each.value
-            if each.name != "agent" or is_glob or queries.has_agent(self.connection, each.value):
-                continue
-            near = closest_match(each.value, queries.agents(self.connection))
+        for each in known_values.missing(self.connection, self.selection):
+            near = closest_match(each.value, known_values.some(self.connection, each.name))
             hint = "" if near is None else f"; the closest is {near!r}"
-            sentences.append(f"The ledger has no agent {each.value!r}{hint}. ")
+            sentences.append(f"The ledger has no {each.name} {each.value!r}{hint}. ")
         return "".join(sentences)
 
     def require_known(self, by: Iterable[str] = ()) -> None:

@@ -151,8 +151,7 @@ def others(inquiry: AuditQuery, name: str) -> Iterator[tuple[Any, ...]]:
     from otel_limits.runs.conversations import conversation_hash
 
     connection = inquiry.connection
-    with_conversation = queries.agents(connection, with_conversation=True)
-    hashes = {agent: conversation_hash(agent, name) for agent in with_conversation}
+    hashes = {agent: conversation_hash(agent, name) for agent in queries.agents(connection)}
     for conversation, agent, *seen in queries.conversations(connection, hashes):
         yield "conversation", agent, conversation, "yes", *seen
     for kind, of, *seen in queries.places(connection, name):

@@ -122,5 +122,5 @@ def _ask(question: Question, arguments: Namespace) -> Answer:
 def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:
     answer = question.answer(inquiry, **values)
     complete = answer.complete or completeness(inquiry)
-    # A misspelled name would look like an agent that was never halted.
-    return replace(answer, complete=f"{inquiry.unknown_agents}{complete}")
+    # A misspelled agent would look like one that was never halted.
+    return replace(answer, complete=f"{inquiry.unknown_values}{complete}")

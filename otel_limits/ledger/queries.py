@@ -474,17 +474,9 @@ def halts_naming(connection: sa.Connection, text: str) -> Iterator[tuple[int, st
         yield row.started_us, row.breach_limit, row.halt
 
 
-def has_agent(connection: sa.Connection, name: str) -> bool:
-    """Return whether an invocation is of this agent."""
-    found = sa.select(sa.literal(1)).where(RUNS.agent == name).limit(1)
-    return connection.execute(found).first() is not None
-
-
-def agents(connection: sa.Connection, *, with_conversation: bool = False) -> list[str]:
-    """List the agents, or only those with a conversation."""
-    found = sa.select(RUNS.agent).distinct()
-    if with_conversation:
-        found = found.where(RUNS.conversation.is_not(None))
+def agents(connection: sa.Connection) -> list[str]:
+    """List the agents with a conversation."""
+    found = sa.select(RUNS.agent).where(RUNS.conversation.is_not(None)).distinct()
     return sorted(connection.scalars(found))
 
 
