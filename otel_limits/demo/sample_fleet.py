@@ -35,21 +35,21 @@ from otel_limits.core.events import (
     breach_from_json,
 )
 from otel_limits.core.halt_texts import for_operator
-from otel_limits.core.limits import LIMITS, Limits, origins_of
+from otel_limits.core.limits import LIMITS, Limits
 from otel_limits.core.policy import Verdict
 from otel_limits.core.price import Price
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
 from otel_limits.ledger import rows
-from otel_limits.quotas.keys import Template
 from otel_limits.quotas.needs import QuotaNeed
-from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.refusals import exceeded
 from otel_limits.quotas.store import CountState, Demand, Reply
-from otel_limits.quotas.windows import UnboundedWindow
+from otel_limits.settings.policy.reader import parse
 from otel_limits.settings.table import PRESETS
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
+    from otel_limits.quotas.quota import Quota
+    from otel_limits.settings.policy.document import Document
 
 
 # --- a simulated invocation, as its events --------------------------------------------------------
@@ -84,8 +84,6 @@ class Incident:
     breach: Breach | None = None
     is_stuck: bool = False
     """Whether it repeated one tool call without progress."""
-    limits: Limits | None = None
-    """Its limits, if they differ from those of its agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +116,21 @@ class Plan:
     at: float
     turns: int
     tenant: str
-    limits: Limits
     incident: Incident | None = None
     sub_agents: Sequence[Plan] = ()
     """Invocations it starts, one per turn except the last."""
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its team observes the preset first."""
+        return bool(self.agent.limits.max_iterations)
+
+    def origin_of(self, limit: str) -> str:
+        """Return where one of its limits is set."""
+        if self.is_new:
+            return "preset recommended"
+        document = recorded_document()
+        return f"{document.path}:{document.agents[self.agent.name][limit].line}"
 
 
 @dataclass(slots=True)
@@ -150,13 +159,12 @@ def invocation_events(
 ) -> Iterator[Event]:
     """Yield the events of an invocation and its sub-agents."""
     invocation = make_invocation(plan, chance, parent)
-    is_new = bool(plan.limits.max_iterations)  # its team observes the preset first
     yield Started(
         invocation=invocation,
-        limits=plan.limits,
-        action="observed" if is_new else "halted",
-        configured_action="observe" if is_new else "halt",
-        origins=origins_of(plan.limits, "preset recommended" if is_new else place_of(plan.agent)),
+        limits=plan.agent.limits,
+        action="observed" if plan.is_new else "halted",
+        configured_action="observe" if plan.is_new else "halt",
+        origins={name: plan.origin_of(name) for name, _ in plan.agent.limits.items()},
         unsampled=False,
         attributes={TENANT: plan.tenant},
         at=plan.at,
@@ -172,12 +180,6 @@ def invocation_events(
     if plan.incident is not None and plan.incident.reason == "error":
         yield failed_call(invocation, done)
     yield stop_event(plan, invocation, done)
-
-
-def place_of(agent: Agent) -> str:
-    """Return the line of the policy file that has the limits of an agent."""
-    lines = as_file(recorded_policy()).splitlines()
-    return f"limits.yaml:{lines.index(f'    {json.dumps(agent.name)}: {{') + 3}"
 
 
 def make_invocation(plan: Plan, chance: Random, parent: Invocation | None) -> Invocation:
@@ -295,26 +297,18 @@ def draw_tool(plan: Plan, chance: Random) -> DrawnTool:
     return DrawnTool(tool, status, is_again, round(0.1 + 1.5 * chance.random(), 3))
 
 
-TENANT_QUOTA: Final = Quota(
-    name="tenant-slots",
-    unit="concurrency",
-    amount=3,
-    windows=UnboundedWindow(),
-    key=Template(f"baggage.{TENANT}"),
-)
-"""Of the calls in flight at one time, which no ledger shows: a quota of tokens or USD would have to
-agree with the recorded usage."""
+TENANT_QUOTA: Final = "tenant-slots"
+"""A quota of the calls in flight at one time, which no ledger shows: one of tokens or USD would
+have to agree with the recorded usage."""
 
 
 def quota_breach(tenant: str, now: float) -> Breach:
     """Return the breach of a tenant's quota, in the words of a real one."""
-    key = TENANT_QUOTA.key.key(TENANT_QUOTA.name, lambda _: tenant)
-    limit = TENANT_QUOTA.amount
-    need = QuotaNeed(
-        TENANT_QUOTA, key, limit, 1, at_most=False, certain=True, model="", action="halt"
-    )
+    quota: Quota = recorded_document().quotas[TENANT_QUOTA].value
+    key, limit = quota.key.key(quota.name, lambda _: tenant), quota.amount
+    need = QuotaNeed(quota, key, limit, 1, at_most=False, certain=True, model="", action="halt")
     state = CountState(0, limit, limit)
-    demand = Demand(count=TENANT_QUOTA.count(key, now), amount=1, limit=limit)
+    demand = Demand(count=quota.count(key, now), amount=1, limit=limit)
     return exceeded(need, demand, Reply("refused", now, (state,), (0,)), state)
 
 
@@ -324,8 +318,13 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
     costs = [call.price or NO_COST for call in done.calls]
     sentence = ""
     breach = incident.breach if incident else None
-    if breach is not None and breach.limit == TENANT_QUOTA.name:
-        breach = quota_breach(plan.tenant, done.at)
+    if breach is not None:
+        is_quota = breach.limit == TENANT_QUOTA
+        breach = (
+            quota_breach(plan.tenant, done.at)
+            if is_quota
+            else replace(breach, origin=plan.origin_of(breach.limit))
+        )
     if incident is not None:
         breaches = (breach,) if breach else ()
         sentence = for_operator(
@@ -365,7 +364,7 @@ DATA: Final[Mapping[str, Any]] = json.loads(FLEET_FILE.read_text(encoding="utf-8
 
 
 def limits_of(entry: Mapping[str, Any]) -> Limits | None:
-    """Return the limits of an agent or an incident, if it has its own."""
+    """Return the limits of an agent, if it has its own."""
     return Limits(**entry["limits"]) if "limits" in entry else None
 
 
@@ -389,7 +388,6 @@ INCIDENTS: Final = {
         action=each.get("action", "none"),
         breach=breach_from_json(DATA["breaches"][each["breach"]]) if "breach" in each else None,
         is_stuck="is_stuck" in each,
-        limits=limits_of(each),
     )
     for each in DATA["incidents"]
     for week, weekday in each["days"]
@@ -404,6 +402,8 @@ FLEET: Final = tuple(each for each in AGENTS.values() if each is not READER)
 
 LONG_PROMPT: Final = ("support-assistant", 3, 1)
 """The day on which an entire manual was part of the instructions."""
+GUARDED_FROM: Final = (2, 0)
+"""Week and weekday from which the reviewer has a loop limit."""
 UPGRADED_FROM: Final = (3, 3)
 """Week and weekday from which the reviewer uses a larger model."""
 
@@ -443,6 +443,8 @@ def plan_invocation(
     readers = turns - 1 if agent is RESEARCH else 0
     if agent is REVIEWER and when >= UPGRADED_FROM:
         agent = replace(agent, model=MODELS["gpt-5"])
+    if agent.name == REVIEWER.name and when < GUARDED_FROM:
+        agent = replace(agent, limits=replace(agent.limits, max_identical_tool_calls=None))
     if (agent.name, *when) == LONG_PROMPT:
         agent = replace(agent, prompt=9 * agent.prompt)
     return Plan(
@@ -450,7 +452,6 @@ def plan_invocation(
         at=at,
         turns=incident.turns if incident else turns,
         tenant=agent.tenants[int(len(agent.tenants) * chance.random())],
-        limits=incident.limits if incident and incident.limits else agent.limits,
         incident=incident,
         sub_agents=[
             plan_invocation(READER, at + 20 * n, chance, when, None) for n in range(1, readers + 1)
@@ -481,6 +482,7 @@ def midnight(day: date) -> float:
 # --- the ledger of `otel-limits demo --record DIR` ------------------------------------------------
 
 LEDGER_FILE: Final = "ledger.db"
+POLICY_FILE: Final = "limits.yaml"
 BATCH_SIZE: Final = 10_000
 BAD_ARGUMENT: Final = 2
 
@@ -496,7 +498,6 @@ QUESTIONS: Final = (
 )
 
 
-@functools.cache
 def recorded_policy() -> Mapping[str, Any]:
     """Return the policy of the recorded fleet: new agents only observe the preset."""
     own = {agent.name: agent.limits for agent in AGENTS.values() if agent.limits is not RECOMMENDED}
@@ -508,6 +509,14 @@ def recorded_policy() -> Mapping[str, Any]:
         "models": prices_json(),
         "quotas": DATA["recorded"]["quotas"],
     }
+
+
+@functools.cache
+def recorded_document() -> Document:
+    """Return that policy as agents read it, with its lines."""
+    document, mistakes = parse(as_file(recorded_policy()), POLICY_FILE)
+    assert not mistakes, mistakes
+    return document
 
 
 def limits_json(limits: Limits) -> dict[str, Any]:
@@ -572,7 +581,7 @@ def write_policy(directory: Path) -> Path:
     Raises:
         OSError: It cannot be written.
     """
-    path = directory / "limits.yaml"
+    path = directory / POLICY_FILE
     if not path.exists():
         path.write_text(as_file(recorded_policy()), encoding="utf-8")
     return path

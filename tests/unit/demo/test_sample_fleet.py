@@ -91,20 +91,24 @@ def test_printed_commands_work(
 def test_policy_file_is_that_of_the_ledger(
     directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quotas that halted agents are in it, none is exceeded, and lines are those of its limits."""
+    """Quotas that halted agents are in it, none is used up, and lines are those of its limits."""
     path = directory / "limits.yaml"
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(path))
     policy = json.loads(path.read_text("utf-8"))
-    halts = query(directory, "stops", capsys)["costliest_halted"]
-    assert {row["limit"] for row in halts if row["reason"] == "quota_exceeded"} <= {
-        *policy["quotas"]
-    }
-    assert max(row["used_share"] for row in query(directory, "budget", capsys)["budget"]) < 1
+    stops = [event for event in history(MONDAY) if isinstance(event, Stop)]
+    halted = {each.breach.limit for each in stops if each.reason == "quota_exceeded" if each.breach}
+    assert halted == {"tenant-slots"}
+    assert halted < {*policy["quotas"]}
+    budget = query(directory, "budget", capsys)["budget"]
+    assert [row for row in budget if row["used_share"] >= 1] == []
     lines = path.read_text("utf-8").splitlines()
-    for row in query(directory, "policies", capsys)["limits"]:
-        if row["source"] == "file":
-            line = int(row["place"].partition(":")[2])
-            assert lines[line - 3].strip() == f'"{row["agent"]}": {{'
+    in_file = [
+        row for row in query(directory, "policies", capsys)["limits"] if row["source"] == "file"
+    ]
+    assert len(in_file) == 3
+    for row in in_file:
+        line = lines[int(row["place"].partition(":")[2]) - 1]
+        assert line.strip().rstrip(",") == f'"{row["limit"]}": {row["cap"]}'
 
 
 def outcomes(today: date) -> Counter[tuple[Any, ...]]:
