@@ -88,7 +88,7 @@ BOUND_NEXT: Final = (
     "file to count them exactly."
 )
 
-EXEMPT: Final = "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool that is meant to poll."
+EXEMPT: Final = "OTEL_LIMITS_EXEMPT_TOOLS exempts a tool for which this is normal."
 
 LOOP_NEXT: Final[Mapping[str, str]] = {
     "max_consecutive_same_tool": "No other tool was called in between. Check whether the task "

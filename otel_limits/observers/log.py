@@ -32,7 +32,7 @@ MOST_UNKNOWN = 100
 """Names in usages that are logged; calls with others are only in the metric."""
 
 MOST_REFUSING = 1000
-"""Invocations and tools whose refusals were logged; of older ones, a refusal is logged again."""
+"""Invocations and tools whose refusal was logged, until these are forgotten and logged again."""
 
 MORE_UNPRICED = (
     "More than %d models have no price. Further models are only counted in the metric "
@@ -70,7 +70,7 @@ class LogObserver(BaseObserver):
         self._unpriced: dict[int, dict[str, object]] = {logging.INFO: {}, logging.WARNING: {}}
         self._unknown: set[str] = set()
         self._refused: set[str] = set()
-        self._refusing: dict[tuple[str, str], None] = {}
+        self._refusing: set[tuple[str, str]] = set()
         self.subscribes_to = {
             Halt: _log_halt,
             LimitWarning: _log_threshold,
@@ -81,21 +81,22 @@ class LogObserver(BaseObserver):
         }
 
     def _log_refusal(self, event: ToolCall) -> None:
-        """Log the first call of a tool that a limit refuses in an invocation."""
-        refusing = (event.invocation.id, event.tool)
+        """Log the first call of a tool that a cap refuses, or would refuse, in an invocation."""
         # At the cap on all tools, the agent halts, which is logged.
-        is_capped = event.status == "refused" and event.limit == "max_calls_per_tool"
-        if not is_capped or refusing in self._refusing:
+        if event.limit != "max_calls_per_tool":
+            return
+        refusing = (event.invocation.id, event.tool)
+        if refusing in self._refusing:
             return
         if len(self._refusing) >= MOST_REFUSING:
-            self._refusing.pop(next(iter(self._refusing)), None)
-        self._refusing[refusing] = None
+            self._refusing.clear()
+        self._refusing.add(refusing)
         logger.warning(
-            "Agent %s reached %s for tool %s: this call and later ones are refused, and the agent "
-            "continues.",
+            "Agent %s reached %s for tool %s: this call and later ones %s refused.",
             quoted(event.invocation.agent),
             event.limit,
             quoted(event.tool),
+            "are" if event.status == "refused" else "would have been",
         )
 
     def _log_lost_task(self, event: TaskLost) -> None:

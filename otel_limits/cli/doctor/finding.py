@@ -81,6 +81,7 @@ def as_sentences(findings: Sequence[Finding]) -> list[str]:
 def as_text(findings: Sequence[Finding], columns: int | None = None) -> str:
     """Format one line per finding, followed by its advice; wrapped if a terminal has `columns`."""
     width = max(len(finding.name) for finding in findings)
+    start = len(f"{INDENT}{'':<{width}}  ")
     lines: list[str] = []
     for finding in findings:
         parts = [f"{finding.status:<4}  {finding.name:<{width}}  {finding.text}"]
@@ -88,7 +89,7 @@ def as_text(findings: Sequence[Finding], columns: int | None = None) -> str:
         if finding.advice and finding.status != "ok":
             parts.append(f"{INDENT}{'':<{width}}  -> {finding.advice}")
         for part in parts:
-            lines += [part] if columns is None else wrapped_from(part, width + 8, columns)
+            lines += [part] if columns is None else wrapped_from(part, start, columns)
     text = "".join(f"{line}\n" for line in lines)
     # A build log may not support other characters.
     return text.encode("ascii", "backslashreplace").decode()

@@ -145,8 +145,9 @@ def is_wide(width: int) -> Callable[[list[str]], bool]:
     return lambda lines: {*map(cell_len, lines)} == {width}
 
 
-def test_a_person_looks_at_a_fleet() -> None:
+def test_a_person_looks_at_a_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
     """At every width, with every kind of key, and the terminal is as it was afterwards."""
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "redis://127.0.0.1:1/0")
     with looking() as terminal:
         terminal.until(has("researcher"), "the first row")
         for width in WIDTHS:
@@ -162,7 +163,21 @@ def test_a_person_looks_at_a_fleet() -> None:
         terminal.press("\x1b")
         terminal.until(has("researcher"), "all rows")
         terminal.press("a\x1b[Bk")
-        terminal.until(has("Set OTEL_LIMITS_QUOTA_STORE"), "what a kill needs")
+        terminal.until(has("Kill the invocations of agent 'writer' (0 running)"), "the question")
+        terminal.press("y")
+        terminal.until(has("Quota store unavailable"), "what became of it")
+        terminal.press("q")
+        assert terminal.end() == 0
+        assert terminal.is_restored
+        assert "Traceback" not in terminal.output
+
+
+def test_a_kill_without_a_store_is_refused_before_the_question() -> None:
+    """It says what a kill needs."""
+    with looking() as terminal:
+        terminal.until(has("researcher"), "the first row")
+        terminal.press("k")
+        terminal.until(has("Kills are sent through the quota store"), "what a kill needs")
         terminal.press("q")
         assert terminal.end() == 0
         assert terminal.is_restored

@@ -236,16 +236,20 @@ def test_parallel_calls_beyond_cap_are_refused(
     assert "2 of 2 tool calls were used in this task" in str(results[2]["content"])
 
 
+@pytest.mark.parametrize(("action", "effect"), [("halt", "are"), ("observe", "would have been")])
 def test_the_first_refusal_of_a_tool_is_logged(
-    make_agent: MakeAgent, warnings_logged: Callable[[], list[str]]
+    make_agent: MakeAgent,
+    warnings_logged: Callable[[], list[str]],
+    action: Any,
+    effect: str,
 ) -> None:
     """Once for each invocation: the agent continues, so nothing else would say it."""
-    enable(Limits(max_calls_per_tool={"search": 2}))
+    enable(Limits(max_calls_per_tool={"search": 2}), action=action)
     for _ in range(2):
         script = [uses("search"), uses("search", "search"), uses("search"), says("done")]
         make_agent(ScriptedModel(script), name="bot")("go")
-    logged = [text.partition(":")[0] for text in warnings_logged()]
-    assert logged == ["Agent 'bot' reached max_calls_per_tool for tool 'search'"] * 2
+    reached = "Agent 'bot' reached max_calls_per_tool for tool 'search': this call and later ones "
+    assert warnings_logged() == [f"{reached}{effect} refused."] * 2
 
 
 def test_tool_retry_is_not_another_call(

@@ -95,6 +95,16 @@ TOOLS = Entry(
 )
 
 
+def test_errors_and_refusals_of_a_tool_are_counted(ledger: LedgerFile, capsys: Output) -> None:
+    """Apart, and both among its calls."""
+    write(ledger.address, Entry(tools=["search", "search?", "search?", "search!", "fetch"]))
+    answer = asked(capsys, "--by", "tool")
+    names = ("tool_calls", "tool_errors", "tool_refusals")
+    used = {row["tool"]: tuple(row[name] for name in names) for row in answer["spend"]}
+    assert used == {"search": (4, 1, 2), "fetch": (1, 0, 0), "(no tool)": (0, 0, 0)}
+    assert tuple(answer["totals"]["spend"][name] for name in names) == (5, 1, 2)
+
+
 def test_cost_of_a_tool_is_the_next_calls(ledger: LedgerFile, capsys: Output) -> None:
     """A call after several tools is shared by how often each was called; all add up."""
     write(ledger.address, TOOLS)
@@ -108,7 +118,6 @@ def test_cost_of_a_tool_is_the_next_calls(ledger: LedgerFile, capsys: Output) ->
     }
     assert sum(row["tokens"] for row in rows.values()) == answer["totals"]["spend"]["tokens"]
     used = {name: (row["tool_calls"], row["tool_errors"]) for name, row in rows.items()}
-    assert {row["tool_refusals"] for row in rows.values()} == {0}
     assert used == {"search": (2, 0), "fetch": (2, 1), "last": (1, 0), "(no tool)": (0, 0)}
     assert rows["search"]["tool_seconds"] == 1.0
     assert answer["totals"]["spend"]["tool_calls"] == 5

@@ -138,6 +138,27 @@ def test_check_finds_a_bad_value(
     assert lines[variable].endswith("default (environment value is invalid)")
 
 
+def test_check_lists_agents_and_quotas_of_the_policy_file(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Limits on tokens are shown, and a quota without a shared store is one for each process."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(
+        "agents: {writer: {limits: {max_token_budget: 500, max_turns: 3}}}\n"
+        "quotas: {users: {model_calls: 6, window: day, key: agent}}\n"
+    )
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    _, lines, _ = check()
+    assert lines['agents["writer"]'].startswith("max_token_budget=500,max_turns=3 ")
+    assert (
+        "6 model calls per day for each agent, counted in each process "
+        in (lines['quotas["users"]'])
+    )
+    _, lines, said = check("--agent", "wrter")
+    assert 'agents["writer"]' not in lines
+    assert "otel-limits: The policy file names 'writer', not 'wrter'." in said
+
+
 @listed
 def test_check_names_agents_that_a_missing_price_halts(
     check: Check, monkeypatch: pytest.MonkeyPatch

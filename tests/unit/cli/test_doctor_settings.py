@@ -190,6 +190,19 @@ def test_other_limits_do_not_depend_on_prices(variables: dict[str, str]) -> None
     assert found("unpriced", **variables) == []
 
 
+@pytest.mark.parametrize(
+    ("quota", "count"), [("", 0), (", action: halt", 1)], ids=["observed", "halts"]
+)
+def test_observed_limits_are_not_said_to_halt(policy: Path, quota: str, count: int) -> None:
+    """A call without a price halts an agent that only observes if a quota has the action halt."""
+    policy.write_text(
+        "models: {known: {price: {input: 1, output: 2}}}\n"
+        "agents: {trial: {limits: {max_turns: 3}, action: observe}}\n"
+        f"quotas: {{day: {{usd: 9, window: day, where: {{agent: trial}}{quota}}}}}\n"
+    )
+    assert len(found("unpriced", POLICY=str(policy))) == count
+
+
 def test_a_host_that_is_none_is_a_failure() -> None:
     """Without a traceback."""
     finding = only("metrics port", PROMETHEUS_PORT="9464", PROMETHEUS_HOST="x" * 70 + ".invalid")

@@ -591,7 +591,8 @@ def test_stream_that_ends_early_is_estimated(
     estimated: int,
 ) -> None:
     """Its tokens are an estimate, so the audit does not call them measured."""
-    if subject.name == "langchain" and sys.version_info < (3, 11):
+    is_broken_off = estimated and answer.error is not None
+    if is_broken_off and subject.name == "langchain" and sys.version_info < (3, 11):
         pytest.skip(NO_CONTEXT)
     enable()
     agent = subject.agent(subject.model([answer]))
