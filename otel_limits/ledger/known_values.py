@@ -49,5 +49,6 @@ def some(connection: sa.Connection, name: str) -> list[str]:
         except LedgerError:
             continue
         found = sa.select(column).select_from(joins.tables).distinct().limit(MOST_VALUES)
-        return [value for value in connection.scalars(found) if isinstance(value, str)]
+        # Sorted here, because databases have different orders of letters.
+        return sorted(value for value in connection.scalars(found) if isinstance(value, str))
     return []

@@ -211,7 +211,14 @@ def test_every_question_has_the_same_answer(
         assert "agent-1" in first
 
 
+MISSING = ("tenant.id=acmee", "model=x", "state=y", "reason=z", "session=s9", "day=2020-01-01")
+"""Values that no row has; the answer names each."""
 QUESTIONS = (
+    ("audit", "stops", "--where", "agent=agnet-1", "--format", "json"),
+    (
+        *("audit", "spend", "--where", "agent=agent-1", "--format", "json"),
+        *(word for each in MISSING for word in ("--where", each)),
+    ),
     ("audit", "spend", "--by", "agent,model,day,tenant.id,session", "--format", "json"),
     ("audit", "spend", "--by", "week,agent", "--where", "tenant.id=ac*", "--format", "json"),
     ("audit", "spend", "--where", "tenant.id!=other,model!=x", "--format", "json"),
