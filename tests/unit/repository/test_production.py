@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
+from otel_limits import flush
 from otel_limits.cli.parser import make_parser
 from otel_limits.settings.table import SETTINGS
 from otel_limits.testing import ScriptedModel, endless, uses
@@ -53,6 +54,7 @@ def test_notebook_cell_limits_agents(
 
     with patch.dict(os.environ):
         assert asyncio.run(cell()) == "loop_detected"
+        assert flush()  # rows are written in the background
     assert (tmp_path / "ledger.db").exists()
     assert [("text", capsys.readouterr().out)] == [each for each in blocks if each[0] == "text"]
 
