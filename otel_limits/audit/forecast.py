@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Forecast, Projection, written
+from otel_limits.audit.answer import Forecast, Projection, column_texts
 from otel_limits.audit.parsing import to_microseconds
 from otel_limits.audit.survival import Z
 from otel_limits.core.wording import pluralize
@@ -66,11 +66,7 @@ def build_forecast(
         return Forecast(f"No forecast: {seen} of spend in the last four weeks, at least 7 needed.")
     ahead = [_projection(name, days, spent, is_money=is_money) for name in PERIODS_AHEAD]
     kind: Any = "money" if is_money else "count"
-    parts = [
-        f"{written(each.expected, kind)}{'' if is_money else ' tokens'} by the end of the "
-        f"{each.period}{_interval(each, kind)}"
-        for each in ahead
-    ]
+    parts = [_in_words(each, kind) for each in ahead]
     more = " Excludes calls without a known price." if has_unpriced else ""
     sentence = (
         f"Forecast: {', '.join(parts)}; 95% intervals, from {len(days.wholes)} whole days.{more}"
@@ -78,9 +74,12 @@ def build_forecast(
     return Forecast(sentence, "usd" if is_money else "tokens", len(days.wholes), ahead)
 
 
-def _interval(projection: Projection, kind: Any) -> str:
-    low, high = written(projection.low, kind), written(projection.high, kind)
-    return "" if low == high else f" ({low} to {high})"
+def _in_words(projection: Projection, kind: Any) -> str:
+    """Format a projection with its interval, all amounts with the same number of decimals."""
+    expected, low, high = column_texts([projection.expected, projection.low, projection.high], kind)
+    unit = "" if kind == "money" else " tokens"
+    interval = "" if low == high else f" ({low} to {high})"
+    return f"{expected}{unit} by the end of the {projection.period}{interval}"
 
 
 def midnight(now: datetime, days: int = 0) -> int:

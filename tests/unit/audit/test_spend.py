@@ -582,6 +582,20 @@ def test_beside_csv_the_forecast_is_on_standard_error(
     assert "95% intervals, from 10 whole days" in capsys.readouterr().out
 
 
+def test_amounts_of_a_projection_have_the_same_precision(
+    ledger: LedgerFile, capsys: Output, at_noon: None
+) -> None:
+    """An interval from below to above one dollar included."""
+    prices = (f"{0.4 + n % 3 * 0.456789:f}" for n in range(12))
+    write(ledger.address, *days(*prices, first=NOW - 11 * DAY))
+    sentence = asked(capsys)["forecast"]["sentence"]
+    projections = re.findall(
+        r"\$([\d.]+) by the end of the \w+ \(\$([\d.]+) to \$([\d.]+)\)", sentence
+    )
+    assert len(projections) == 3, sentence
+    assert {len(each.partition(".")[2]) for part in projections for each in part} == {2}, sentence
+
+
 def test_days_of_the_week_differ() -> None:
     """With three weeks seen, a Saturday is foretold from Saturdays."""
     first = date(2026, 10, 28)
