@@ -140,14 +140,24 @@ class RecordedUse:
     def _key(self, call: QuotaCall, charge: Charge | None) -> Key:
         from otel_limits.quotas.keys import Key
 
-        template = self.quota.key
-        others = [source for source in template.sources if source not in ALWAYS_RECORDED]
         # An audit key may have come from elsewhere, e.g. from the agent around it.
-        if others and charge is not None:
+        if charge is not None and any(
+            source not in ALWAYS_RECORDED for source in self.quota.key.sources
+        ):
             return Key(charge.count.key, charge.count.shown)
-        if any(call.value(source) is None for source in others):
-            return Key("", NOT_RECORDED)
-        return template.key(self.quota.name, call.value)
+        return self._recorded_key(call) or Key("", NOT_RECORDED)
+
+    def _recorded_key(self, call: QuotaCall) -> Key | None:
+        template = self.quota.key
+        is_recorded = all(
+            source in ALWAYS_RECORDED or call.value(source) is not None
+            for source in template.sources
+        )
+        return template.key(self.quota.name, call.value) if is_recorded else None
+
+    def derived_key(self, call: QuotaCall) -> Key | None:
+        """Return the key that follows from what else is recorded of a call; `None` if none does."""
+        return self._recorded_key(call) if self._applies(call, None) else None
 
     def _amount(self, call: QuotaCall, key: Key) -> int | None:
         quota = self.quota

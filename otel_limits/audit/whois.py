@@ -66,12 +66,12 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
     shown = displayed("baggage", key_text(name))
     keys = {(quota.name, key.shown): Found() for quota, key in keys_in(document, name)}
     value = Found()
-    for at_us, quota, key in recorded_keys(inquiry):
+    for at_us, quota, key in (*recorded_keys(inquiry), *derived_keys(inquiry, document)):
         if shown in key:
             value.add(at_us)
         if shown in key or means(key, name):
             keys.setdefault((quota, key), Found()).add(at_us)
-    # Charges of quotas in memory are not recorded, but their halts name the key.
+    # Not every call has a charge or an audit key, but a halt by a quota names its key.
     for at_us, quota, sentence in queries.halts_naming(inquiry.connection, "#"):
         if shown in sentence:
             value.add(at_us)
@@ -94,7 +94,7 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
                 title="Hashes of the name",
                 columns=COLUMNS,
                 rows=rows,
-                note="Records: charges, halts and operator changes of a quota key, otherwise "
+                note="Records: calls, halts and operator changes of a quota key, otherwise "
                 "invocations. "
                 "The form of a key follows from the policy file, or from recorded keys; only its "
                 "values from baggage and attributes are hashed.",
@@ -129,6 +129,22 @@ def recorded_keys(inquiry: AuditQuery) -> Iterator[tuple[int, str, str]]:
     for at_us, charges in inquiry.work.through(queries.charged_keys(inquiry.connection)):
         for charge in decode_charges(charges):
             yield at_us, charge.count.quota, charge.count.shown
+
+
+def derived_keys(inquiry: AuditQuery, document: Document) -> Iterator[tuple[int, str, str]]:
+    """Iterate over the keys of calls that recorded no charge, e.g. of quotas in memory.
+
+    They follow from the audit keys of a call, as in `otel-limits audit budget`.
+    """
+    from otel_limits.audit.quota_budget import RecordedUse, calls_of
+    from otel_limits.ledger.rows import MICROSECONDS
+
+    quotas = [RecordedUse(entry.value, None, None) for entry in document.quotas.values()]
+    for call in inquiry.work.through(calls_of(inquiry, quotas)) if quotas else ():
+        for each in quotas:
+            key = each.derived_key(call)
+            if key is not None and each.quota.name not in call.charges:
+                yield int(call.started * MICROSECONDS), each.quota.name, key.shown
 
 
 def means(key: str, name: str) -> bool:

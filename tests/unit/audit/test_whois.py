@@ -143,6 +143,19 @@ def test_a_halt_by_a_quota_in_memory_names_the_key(
     assert {row["known"] for row in asked(capsys, "ann")["whois"]} == {"no"}
 
 
+def test_a_key_follows_from_audit_keys_of_calls_without_charges(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in the answer about the use of quotas."""
+    write(ledger.address, Entry(attributes={"user": "joe"}), Entry(attributes={"user": "ann"}))
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(POLICY)
+    rows = rows_of(asked(capsys, "joe", "--policy", str(policy)))
+    assert ("value of a key", None, hashed("joe"), 2) in rows
+    assert ("key of a quota", "users", hashed("joe"), 1) in rows
+    assert ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1) in rows
+
+
 def test_broken_policy_file_leaves_recorded_keys(
     ledger: LedgerFile,
     tmp_path: Path,
