@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table
@@ -20,7 +20,12 @@ from otel_limits.audit.question import SELECTION, AuditQuery, Option, Question
 from otel_limits.audit.survival import interval
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.events import CUT_SHORT
+from otel_limits.core.limits import file_name
+from otel_limits.ledger.options import Condition
 from otel_limits.ledger.rows import MAX_INTEGER, PICODOLLARS, known_cost
+
+if TYPE_CHECKING:
+    from otel_limits.ledger.selection import Selection
 
 MAX_ITERATIONS: Final = "max_iterations"
 
@@ -51,6 +56,11 @@ LIMITS: Final[Mapping[str, CandidateLimit]] = {
 """In order of precedence, which is also the order of the totals in `replay`."""
 
 TOP: Final = 20
+
+
+def flag_of(limit: str) -> str:
+    """Return the option that tests a limit."""
+    return f"--{limit.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,19 +160,92 @@ CUTS: Final = (
 )
 
 
-def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
+def backtest(inquiry: AuditQuery, policy: str | None, **caps: Any) -> Answer:
     """Answer what limits would have done to recorded invocations.
 
+    Args:
+        inquiry: The ledger, and the part of it to replay.
+        policy: Path of a policy file, whose limits are tried on each agent.
+        caps: Limits that are tried on all agents instead.
+
     Raises:
-        LedgerError: None is given, or the ledger lacks a selected property.
+        ConfigurationError: The policy file contains mistakes.
+        LedgerError: Neither or both are given, or the ledger lacks a selected property.
     """
     from otel_limits.ledger import whole_tasks
 
     tried = tried_caps(caps)
-    if not tried:
-        raise LedgerError("No limit given. Pass at least one, e.g. --max-turns 20.")
+    if not tried and policy is None:
+        raise LedgerError(
+            "No limit given. Pass at least one, e.g. --max-turns 20, or --policy limits.yaml."
+        )
+    if tried and policy is not None:
+        raise LedgerError(f"Pass either --policy or {flag_of(tried[0].limit)}, not both.")
     inquiry.require_known()
-    connection, selection, totals = inquiry.connection, inquiry.selection, least_totals(tried)
+    outcomes: dict[str, Outcome] = {}
+    for row in whole_tasks.totals_by_agent(inquiry.connection, inquiry.selection):
+        more = Outcome(row.tasks, int(row.tokens), cut_short=row.cut_short)
+        outcomes.setdefault(row.agent, Outcome()).merge(more)
+    if policy is None:
+        for row, cut in cuts_of(inquiry, inquiry.selection, tried):
+            add_cut(outcomes[row.agent], row, cut)
+        title = f"With {', '.join(f'{each.limit}={caps[each.limit]}' for each in tried)}"
+        summary = ""
+    else:
+        title = f"With the limits of {file_name(policy)}"
+        summary = " ".join(try_policy(inquiry, policy, outcomes))
+    charts = []
+    if inquiry.has_charts:
+        charts = [
+            turns_chart(whole_tasks.tasks(inquiry.connection, inquiry.selection), caps["max_turns"])
+        ]
+    return Answer(
+        question="backtest",
+        title="Backtest",
+        about=inquiry.about,
+        tables=[outcome_table(outcomes, title), cuts_table(outcomes)],
+        charts=charts,
+        summary=summary,
+    )
+
+
+def try_policy(inquiry: AuditQuery, policy: str, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+    """Record what the limits of a policy file do to each agent, and say what was not tested."""
+    from otel_limits.settings.policy.file import valid_document
+
+    document = valid_document(policy)
+    without: list[str] = []
+    ignored: set[str] = set()
+    for agent, outcome in outcomes.items():
+        values = {name: entry.value for name, entry in document.entries(agent).items()}
+        ignored |= {name for name in values if name not in LIMITS and "max_" in name}
+        tried = tried_caps({name: values.get(name) for name in LIMITS})
+        if not tried:
+            without.append(agent)
+            continue
+        for row, cut in cuts_of(inquiry, of_agent(inquiry.selection, agent), tried):
+            # A task may have an invocation of another agent, to which other limits apply.
+            if row.agent == agent:
+                add_cut(outcome, row, cut)
+    if without:
+        yield f"The file has no limit to test for {', '.join(sorted(without))}."
+    if ignored:
+        yield f"Not tested, as a ledger cannot replay them: {', '.join(sorted(ignored))}."
+
+
+def of_agent(selection: Selection, agent: str) -> Selection:
+    """Return the part of a selection that is of one of its agents."""
+    others = (each for each in selection.where if each.name != "agent" or each.is_excluded)
+    return replace(selection, where=(*others, Condition("agent", agent)))
+
+
+def cuts_of(
+    inquiry: AuditQuery, selection: Selection, tried: Sequence[CandidateCap]
+) -> Iterator[tuple[Any, Cut]]:
+    """Yield each task that the caps would have halted, and where."""
+    from otel_limits.ledger import whole_tasks
+
+    connection, totals = inquiry.connection, least_totals(tried)
     count = whole_tasks.count_using(connection, selection, totals)
     ordered = whole_tasks.calls_in_order(connection, selection, totals)
     calls = itertools.groupby(ordered, key=operator.itemgetter(0))  # their task's ID
@@ -170,25 +253,10 @@ def backtest(inquiry: AuditQuery, **caps: Any) -> Answer:
     cuts = {
         identity: replay(group, tried) for identity, group in inquiry.work.through(calls, count)
     }
-    outcomes: dict[str, Outcome] = {}
-    for row in whole_tasks.totals_by_agent(connection, selection):
-        more = Outcome(row.tasks, int(row.tokens), cut_short=row.cut_short)
-        outcomes.setdefault(row.agent, Outcome()).merge(more)
     for row in whole_tasks.tasks(connection, selection, totals):
         cut = cuts.get(row.task_id) or _at_its_end(row, tried)
         if cut is not None:
-            add_cut(outcomes[row.agent], row, cut)
-    described = ", ".join(f"{each.limit}={caps[each.limit]}" for each in tried)
-    charts = []
-    if inquiry.has_charts:
-        charts = [turns_chart(whole_tasks.tasks(connection, selection), caps["max_turns"])]
-    return Answer(
-        question="backtest",
-        title="Backtest",
-        about=inquiry.about,
-        tables=[outcome_table(outcomes, f"With {described}"), cuts_table(outcomes)],
-        charts=charts,
-    )
+            yield row, cut
 
 
 def replay(calls: Iterable[Sequence[Any]], tried: Sequence[CandidateCap]) -> Cut | None:
@@ -348,13 +416,22 @@ BACKTEST: Final = Question(
     tables={"backtest": OUTCOMES, "cuts": CUTS},
     options=[
         Option(
-            f"--{name.replace('_', '-')}",
-            limit.metavar,
-            limit.read,
-            f"test {name}={limit.metavar}",
+            "--policy",
+            "FILE",
+            str,
+            "test the limits that this policy file sets for each agent",
             group="limits to test",
-        )
-        for name, limit in LIMITS.items()
+        ),
+        *(
+            Option(
+                flag_of(name),
+                limit.metavar,
+                limit.read,
+                f"test {name}={limit.metavar}",
+                group="limits to test",
+            )
+            for name, limit in LIMITS.items()
+        ),
     ],
     selection=SELECTION,
 )

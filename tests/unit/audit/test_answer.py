@@ -544,7 +544,7 @@ def test_suggested_limits_are_a_policy_file(
             ["spend", "--since", "2025-11-20", "--until", "2025-11-20"],
             "--until must be later than --since, which is 2025-11-20 00:00:00+00:00, got 2025",
         ),
-        (["backtest"], "No limit given. Pass at least one, e.g. --max-turns 20."),
+        (["backtest"], "No limit given. Pass at least one, e.g. --max-turns 20, or --policy"),
         (["spend", "--ledger", "mysql://x/y"], "must be a path, sqlite:///PATH or postgresql://"),
     ],
 )
