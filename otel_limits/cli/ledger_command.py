@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from datetime import date, datetime, timedelta, timezone
@@ -26,6 +27,7 @@ from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.wording import pluralize
+from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.settings.policy.file import valid_document
 from otel_limits.settings.settings_reader import settings_with
 
@@ -112,7 +114,7 @@ def prune(arguments: Namespace) -> int:
     # Computed once, so that all portions use the same cutoff. As integers: dates do not reach
     # before the year 1.
     age = arguments.older_than // timedelta(microseconds=1)
-    before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
+    before = round(time.time() * MICROSECONDS) - age
     with open_ledger(arguments) as database:
         with working("Pruning") as work:
             gone = sum(work.through(maintenance.prune(database, before)))
@@ -417,7 +419,7 @@ def _period(arguments: Namespace) -> tuple[Period, str | None]:
     from otel_limits.ledger.closing import Period, read_close
 
     since, until = arguments.month or (None, arguments.until_day)
-    today = datetime.now(timezone.utc).date()
+    today = datetime.fromtimestamp(time.time(), timezone.utc).date()
     if until > today:
         words = ["--until", str(today)]
         words += ["--after", arguments.after] if arguments.after else []
@@ -522,7 +524,7 @@ def end_lost(arguments: Namespace) -> int:
     from otel_limits.ledger import maintenance
 
     age = arguments.older_than // timedelta(microseconds=1)
-    before = parsing.to_microseconds(datetime.now(timezone.utc)) - age
+    before = round(time.time() * MICROSECONDS) - age
     with open_ledger(arguments) as database, working("Ending") as work:
         ended = sum(work.through(maintenance.end_lost(database, before)))
         sys.stdout.write(f"{pluralize(ended, 'invocation')} ended as lost in {database.address}.\n")

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, timezone
+from datetime import time as time_of_day
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -335,7 +337,7 @@ OLD_DAYS: Final = 60
 
 def today() -> date:
     """Return the date in UTC."""
-    return datetime.now(timezone.utc).date()
+    return datetime.fromtimestamp(time.time(), timezone.utc).date()
 
 
 def list_in_use() -> str | None:
@@ -385,7 +387,7 @@ class PriceSteps(NamedTuple):
     """Input tokens of a call above which rates change."""
     dates: list[date]
     """Days in UTC from which on rates change."""
-    times: list[time]
+    times: list[time_of_day]
     """Times of day in UTC from which on rates change."""
 
 
@@ -396,7 +398,7 @@ def price_steps(own: Iterable[Price], *, has_list: bool) -> PriceSteps | None:
     """
     prompts = {LONG_PROMPT, *(tier.above for price in own for tier in price.tiers)}
     dates: set[date] = set()
-    times: set[time] = set()
+    times: set[time_of_day] = set()
     providers = current_list().providers if has_list else []
     for model in (model for provider in providers for model in provider.models):
         listed = model.prices if isinstance(model.prices, list) else []
@@ -419,7 +421,7 @@ def price_steps(own: Iterable[Price], *, has_list: bool) -> PriceSteps | None:
     return PriceSteps(sorted(prompts), sorted(dates), sorted(times))
 
 
-def _in_utc(moment: time) -> time:
+def _in_utc(moment: time_of_day) -> time_of_day:
     """Return a time of day in UTC; without a zone, it already is."""
     if moment.tzinfo is None:
         return moment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -193,7 +194,7 @@ class Prices:
             vendor = call.vendor or canonical(call.provider)
         elif own is None and (override is not None or is_local(call.model, vendor)):
             return Quote(price=NO_COST, source=LOCAL)
-        when = when or datetime.now(timezone.utc)
+        when = when or datetime.fromtimestamp(time.time(), timezone.utc)
         # After local models, which are free in any case, and before any price.
         if call.unknowns:
             quote = Quote(unknown="; ".join(call.unknowns))

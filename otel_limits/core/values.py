@@ -7,6 +7,7 @@ import math
 import operator
 import re
 import reprlib
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -477,7 +478,7 @@ DATE_TIME: Final = CheckedKind[datetime](
 
 def _time(text: str) -> datetime:
     if DURATION_TEXT.fullmatch(text.strip()):
-        return datetime.now(timezone.utc) - _duration(text)
+        return datetime.fromtimestamp(time.time(), timezone.utc) - _duration(text)
     return _date_time(text)
 
 

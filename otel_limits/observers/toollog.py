@@ -131,7 +131,7 @@ class ToolLog:
         if not trigger and number % self._interval:
             return
         entry = LoggedCall(
-            time=datetime.now(timezone.utc),
+            time=datetime.fromtimestamp(time.time(), timezone.utc),
             agent=invocation.agent,
             invocation_id=invocation.id,
             trace_id=invocation.trace_id,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import platform
 import sys
+import time
 from collections import defaultdict
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from itertools import chain
 from typing import Final
 
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> None:
     plan = QUICK if options.quick else FULL
     header = (
         f"Python {platform.python_version()} on {platform.machine()}, one core, "
-        f"{datetime.now(timezone.utc):%B %Y}, {options.rounds} rounds of new processes:"
+        f"{time.strftime('%B %Y', time.gmtime())}, {options.rounds} rounds of new processes:"
     )
     sections = [loops(plan, options.rounds)]
     if not options.write:

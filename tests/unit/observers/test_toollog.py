@@ -7,6 +7,7 @@ import logging
 import os
 import stat
 import threading
+import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,10 +43,10 @@ def only(directory: Path) -> LoggedCall:
 
 def test_an_entry_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Contents, and whose call it was."""
-    before = datetime.now(timezone.utc)
+    before = datetime.fromtimestamp(time.time(), timezone.utc)
     write(ToolLog(tmp_path), 3, arguments={"query": "ü"}, result_text="two\nlines")
     entry = only(tmp_path)
-    assert before <= entry.time <= datetime.now(timezone.utc)
+    assert before <= entry.time <= datetime.fromtimestamp(time.time(), timezone.utc)
     assert entry == LoggedCall(
         time=entry.time,
         agent="tester",
