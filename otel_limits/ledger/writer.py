@@ -27,7 +27,7 @@ from otel_limits.ledger.spill import MARK, SpillFiles, restore_spilled
 from otel_limits.runs.clock import CLOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from datetime import timedelta
 
     from otel_limits.ledger.database import Database
@@ -96,7 +96,6 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._pending = PendingRows()
         self._spilling = threading.RLock()
-        self._recorded_losses = 0
         self._is_closing = False
         self._retry_at = 0.0
         self._restore_at = 0.0
@@ -178,9 +177,12 @@ class Writer:
 
     def _end(self, *, to_disk: bool) -> None:
         """Spill the remaining rows for other processes to restore, and count what is lost."""
-        self._spill_everything(to_disk=to_disk)
+        # Rows that another thread adds afterwards are spilled by that thread: none is given up
+        # here that was not tried.
+        if not self._spill_everything(to_disk=to_disk):
+            self._pending.give_up()
         self._spill.seal()
-        lost = self._pending.give_up()
+        lost = self._pending.take_unreported_losses()
         if lost:
             INTERNAL_ERRORS.publish(SPILL)
             logger.error(ROWS_LOST, lost, self._database.address)
@@ -223,9 +225,8 @@ class Writer:
 
     def _with_losses(self, rows: Rows, write: Callable[[Rows], object]) -> None:
         """Write rows, and with them how many others were dropped before: nothing else shows it."""
-        lost = self._pending.dropped_rows - self._recorded_losses
-        write([*rows, (MAINTENANCE, dropped_row(lost))] if lost else rows)
-        self._recorded_losses += lost
+        with self._pending.unrecorded_losses() as lost:
+            write([*rows, (MAINTENANCE, dropped_row(lost))] if lost else rows)
 
     # --- run by the thread -----------------------------------------------------------------------
 
@@ -377,6 +378,8 @@ class PendingRows:
         self.is_stuck = False
         self.dropped_rows = 0
         self.spills = 0
+        self._recorded_losses = 0
+        self._reported_losses = 0
         self._taken_back = 0
         # Kept until durable: a caller that spills while the database hangs writes these, too.
         self._in_flight: Rows = []
@@ -461,9 +464,28 @@ class PendingRows:
             self.changed.notify_all()
             self.changed.wait_for(lambda: self._taken_back >= self.spills, seconds)
 
-    def give_up(self) -> int:
-        """Drop the waiting rows, and return how many rows were lost in total."""
+    def give_up(self) -> None:
+        """Drop the waiting rows."""
         with self.changed:
             self.dropped_rows += len(self.waiting)
             self.waiting = []
-            return self.dropped_rows
+
+    @contextlib.contextmanager
+    def unrecorded_losses(self) -> Iterator[int]:
+        """Hand out how many lost rows are not recorded; if the caller fails, they still are not."""
+        with self.changed:
+            lost = self.dropped_rows - self._recorded_losses
+            self._recorded_losses += lost
+        try:
+            yield lost
+        except BaseException:
+            with self.changed:
+                self._recorded_losses -= lost
+            raise
+
+    def take_unreported_losses(self) -> int:
+        """Return how many rows were lost since the last call."""
+        with self.changed:
+            lost = self.dropped_rows - self._reported_losses
+            self._reported_losses += lost
+            return lost

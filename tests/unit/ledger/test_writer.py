@@ -708,6 +708,26 @@ def test_a_row_that_comes_when_the_ledger_has_been_closed_is_kept(ledger: Ledger
     assert set(ledger.attributes()) == {("before", "k"), ("afterwards", "k")}
 
 
+def test_rows_of_threads_that_outlive_the_ledger_are_kept(
+    ledger: LedgerFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Daemon threads still run while Python ends, and the ledger of a process is closed by then."""
+    writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
+    writer.put(rows_of("before"))
+    writer.close()
+    threads = [
+        threading.Thread(target=lambda n=n: [writer.put(rows_of(f"{n}-{m}")) for m in range(25)])
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    restore(ledger)
+    assert len(ledger.attributes()) == 1 + 8 * 25
+    assert (writer.dropped_rows, caplog.text) == (0, "")
+
+
 def test_a_ledger_that_a_later_version_upgrades_meanwhile_gets_no_row(
     faulty: None, ledger: LedgerFile, worker: Agent
 ) -> None:
