@@ -182,7 +182,7 @@ class Writer:
         if not self._spill_everything(to_disk=to_disk):
             self._pending.give_up()
         self._spill.seal()
-        lost = self._pending.take_unreported_losses()
+        lost = self._pending.count_unreported_losses()
         if lost:
             INTERNAL_ERRORS.publish(SPILL)
             logger.error(ROWS_LOST, lost, self._database.address)
@@ -483,7 +483,7 @@ class PendingRows:
                 self._recorded_losses -= lost
             raise
 
-    def take_unreported_losses(self) -> int:
+    def count_unreported_losses(self) -> int:
         """Return how many rows were lost since the last call."""
         with self.changed:
             lost = self.dropped_rows - self._reported_losses

@@ -1,4 +1,4 @@
-"""`backtest` with a policy file: each agent is tried with its own limits."""
+"""`backtest` with a policy file: the limits of each agent are tried on it."""
 
 from __future__ import annotations
 

@@ -711,14 +711,16 @@ def test_a_row_that_comes_when_the_ledger_has_been_closed_is_kept(ledger: Ledger
 def test_rows_of_threads_that_outlive_the_ledger_are_kept(
     ledger: LedgerFile, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Daemon threads still run while Python ends, and the ledger of a process is closed by then."""
+    """Daemon threads still run when Python has closed the ledger, and until it ends."""
     writer = Writer(database_module.Database(ledger.address), SpillFiles(ledger.address))
     writer.put(rows_of("before"))
     writer.close()
-    threads = [
-        threading.Thread(target=lambda n=n: [writer.put(rows_of(f"{n}-{m}")) for m in range(25)])
-        for n in range(8)
-    ]
+
+    def put(thread: int) -> None:
+        for row in range(25):
+            writer.put(rows_of(f"{thread}-{row}"))
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
