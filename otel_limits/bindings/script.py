@@ -25,7 +25,7 @@ class Answer:
     usage: Mapping[str, int] | None = field(
         default_factory=lambda: {"inputTokens": 10, "outputTokens": 5, "totalTokens": 15}
     )
-    """Usage that the provider reports; `None` if it reports nothing."""
+    """Usage that the provider reports, with Strands' names; `None` if it reports nothing."""
     stop_reason: str | None = None
     error: BaseException | None = None
     """Raised after the chunks, or immediately if there are none."""
