@@ -461,6 +461,8 @@ class PolicyRead:
     """True if the user of this process, and so a tool of its agents, can change the file."""
     agents: tuple[str, ...] = ()
     """The names and globs of agents in the version in effect."""
+    tools: tuple[str, ...] = ()
+    """The names and globs of tools in the version in effect, except those with caps."""
     reloaded: bool = False
     """True if this process used a version before, which `loosened` compares with."""
     digest: str = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import (
@@ -194,12 +195,16 @@ def _log_halt(event: Halt) -> None:
 MOST_UNLIMITED: Final = 100
 """Agents without limits that are logged: a program may generate a name for each call."""
 
+MOST_TOOLS: Final = 1_000
+"""Tools whose names are compared: a model may invent a name for each call."""
+
 NAMED_ENTRY: Final = "The policy file names {entry}, not {agent}."
+NAMED_TOOL: Final = "Limits name tool %s, not %s, which agent %s calls."
 UNLIMITED: Final = "No limits set for {who}. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."
 
 
 class FirstCalls(BaseObserver):
-    """Logs the first call of a process, and the first call of each agent without limits.
+    """Logs the first call of a process, of each agent without limits, and of misspelled tools.
 
     Args:
         quiet: Don't log the former.
@@ -215,10 +220,13 @@ class FirstCalls(BaseObserver):
         self._policy = ""
         self._entries: tuple[str, ...] = ()
         self._unlimited: set[str] = set()
+        self._tools: set[str] = set()
+        self._limited_tools: set[str] = set()
         self.subscribes_to = {
             Enforcing: self._enforcing,
             PolicyRead: self._policy_read,
             Started: self._started,
+            ToolCall: self._tool_called,
         }
 
     def after_fork(self) -> None:
@@ -233,9 +241,24 @@ class FirstCalls(BaseObserver):
         # A tool of an agent could change its limits.
         self._policy = "policy=changeable, " if event.changeable else ""
         self._entries = event.agents
+        self._limited_tools.update(event.tools)
+
+    def _tool_called(self, event: ToolCall) -> None:
+        """Log the first call of a tool whose limit may have been given to a misspelled name."""
+        if event.tool in self._tools or len(self._tools) >= MOST_TOOLS:
+            return
+        self._tools.add(event.tool)
+        near = misspelled(event.tool, self._limited_tools)
+        # A tool that was called is no misspelling.
+        if near is not None and near not in self._tools:
+            agent = event.invocation.agent
+            logger.warning(NAMED_TOOL, quoted(near), quoted(event.tool), quoted(agent))
 
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent
+        if len(self._limited_tools) < MOST_TOOLS:
+            by_tool = (cap for _, cap in event.limits.items() if isinstance(cap, Mapping))
+            self._limited_tools.update(*by_tool)
         caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
         if caps:
             if not self._is_logged:

@@ -142,6 +142,7 @@ class PolicyFile:
                 loosened=loosened or (),
                 changeable=changeable,
                 agents=tuple(self.document.agents),
+                tools=tuple(self.document.tools),
                 reloaded=loosened is not None,
                 digest=self.version.digest,
                 owner=self.version.owner,

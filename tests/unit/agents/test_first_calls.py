@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import tool
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin, enable
@@ -119,6 +120,35 @@ def test_a_misspelled_agent_of_the_policy_file_is_named(
     named = [text for text in caplog.messages if "The policy file names" in text]
     assert len(named) == 1
     assert named[0].endswith(". The policy file names 'researcher', not 'reseacher'.")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "defaults: {limits: {max_calls_per_tool: {serach: 2, fetch: 1}}}",
+        "{tools: {serach: {exempt: true}, fetch: {action: refuse}}}",
+    ],
+    ids=["cap", "section"],
+)
+def test_a_misspelled_tool_of_a_limit_is_named(
+    make_agent: MakeAgent,
+    warnings_logged: Callable[[], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    policy: str,
+) -> None:
+    """At the first call of the tool that may be meant; a tool that exists is no mistake."""
+    file = tmp_path / "policy.yaml"
+    file.write_text(policy, encoding="utf-8")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(file))
+    enable(Limits(max_turns=3))
+    tools = [
+        tool(name=name, description=name)(lambda: "no") for name in ("search", "fetch", "fetc")
+    ]
+    script = [uses("search"), uses("fetch"), uses("search"), uses("fetc")]
+    make_agent(ScriptedModel([*script, says("done")]), name="bot", tools=tools)("go")
+    named = [text for text in warnings_logged() if "Limits name tool" in text]
+    assert named == ["Limits name tool 'serach', not 'search', which agent 'bot' calls."]
 
 
 def test_a_plugin_is_a_limit(
