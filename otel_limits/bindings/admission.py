@@ -126,8 +126,12 @@ class Admission:
         can_be_last: bool = True,
         can_ask: bool = True,
     ) -> Refusal | None:
-        """Wait for quotas, then decide whether a call may be sent. See `reserve_or_refuse`."""
-        request = self.admission_request(call, attributes)
+        """Decide whether a call may be sent, by limits and quotas. See `reserve_or_refuse`.
+
+        Limits that are reached refuse it at once. Otherwise it waits for quotas, and then the
+        limits decide, because other agents may have used up a shared one meanwhile.
+        """
+        request = self.admission_request(call, attributes, can_be_last=can_be_last)
         quota_verdict = None if request is None else await self.ask_quotas(request)
         refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None:
@@ -143,7 +147,7 @@ class Admission:
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit_call` in a thread that may block."""
-        request = self.admission_request(call, attributes)
+        request = self.admission_request(call, attributes, can_be_last=can_be_last)
         quota_verdict = None if request is None else wait_for(self.ask_quotas(request))
         refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
         if refusal is not None and request is not None:
@@ -198,7 +202,11 @@ class Admission:
 
     @suppress_errors("binding")
     def admission_request(
-        self, call: InFlightCall, attributes: Mapping[str, object]
+        self,
+        call: InFlightCall,
+        attributes: Mapping[str, object],
+        *,
+        can_be_last: bool = False,
     ) -> AdmissionRequest | None:
         """Describe a call for the quotas; `None` if there are none."""
         if self.gate is None:
@@ -212,11 +220,30 @@ class Admission:
             provider=call.provider,
             terms=call.terms,
             is_cancelled=lambda: self.is_cancelled,
+            is_refused=lambda: bool(self._is_refused(call, can_be_last=can_be_last)),
             action=self.run.policy.action,
             unpriced=self.run.unpriced,
             attributes=attributes,
             conversations=tuple(each for each in self.run.trees if isinstance(each, Conversation)),
         )
+
+    @suppress_errors("binding")
+    def _is_refused(self, call: InFlightCall, *, can_be_last: bool) -> bool:
+        """Return whether limits refuse a call whatever quotas decide, and note which ones.
+
+        They do so even if a limit is raised in between, because no quota has admitted the call.
+        """
+        calls, pending = self.run.calls, self.verdict or self.wrapping
+        if pending is not None:
+            has_room = self.may_repeat_last and calls.has_room_again()
+            call.refused_by = None if has_room else pending
+        else:
+            call.refused_by = calls.reached_before(
+                call,
+                turn=not call.formats_answer,
+                last=can_be_last and not self.run.budget.wrapped_up,
+            )
+        return call.refused_by is not None
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -243,7 +270,9 @@ class Admission:
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
         can_be_last = can_be_last and not run.budget.wrapped_up
-        verdict = run.calls.admit_by_limits(call, turn=not call.formats_answer, last=can_be_last)
+        verdict = call.refused_by or run.calls.admit_by_limits(
+            call, turn=not call.formats_answer, last=can_be_last
+        )
         can_be_last = can_be_last and call.reservation is not None
         for each in (verdict, quota_verdict):
             if each is None:
@@ -273,7 +302,7 @@ class Admission:
     def _repeats_last(self, call: InFlightCall, quota_verdict: Verdict | None) -> bool:
         """Admit a call as one more attempt at the last answer, if quotas and limits leave room."""
         policy = self.run.policy
-        is_spent = (
+        is_spent = call.refused_by is not None or (
             quota_verdict is not None and (quota_verdict.action or policy.action) != "observe"
         )
         if is_spent or not self.may_repeat_last or not self.run.calls.admit_again(call):

@@ -115,6 +115,8 @@ class Engine:
                 refusal = await self._conversations.refresh(request)
                 if refusal is not None:
                     return refusal
+            if request.is_refused():
+                return None
             reservation = self._reservations.open(request)
             if reservation is None:
                 return None

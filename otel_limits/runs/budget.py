@@ -221,46 +221,61 @@ class Budgets:
                     levels[level.limit] = level
         return tuple(levels.values())
 
-    def leave_room(self) -> bool:
+    def leave_room(self, *, with_reserved: bool = True) -> bool:
         """Return whether no limit is reached that the final answer would itself exceed."""
         return all(
             breach.leaves_room or action == "observe"
             for budget in self.all
             for breach, action in budget.reached(
-                with_reserved=True, unpriced_default=self.unpriced_default
+                with_reserved=with_reserved, unpriced_default=self.unpriced_default
             )
         )
 
     def claim_wrap_up(self, refusing: Collection[Budget], outermost: Collection[Budget]) -> bool:
         """Claim the final answer of every exhausted budget; False if one has none left.
 
+        Args:
+            refusing: Budgets that have refused a tool call, which exhausts them as well.
+            outermost: Trees whose last answer this invocation would write.
+        """
+        spent = self.wrapping_up(refusing, outermost, with_reserved=True)
+        # Last, so that a refusal by one budget does not use up another's final answer.
+        for budget in spent or ():
+            budget.wrapped_up = True
+        return spent is not None
+
+    def wrapping_up(
+        self, refusing: Collection[Budget], outermost: Collection[Budget], *, with_reserved: bool
+    ) -> list[Budget] | None:
+        """Return the budgets whose final answer would be used; `None` if one has none left.
+
         A tree has one: for its outermost member, if that has made a turn.
 
         Args:
             refusing: Budgets that have refused a tool call, which exhausts them as well.
             outermost: Trees whose last answer this invocation would write.
+            with_reserved: Count what in-flight calls have reserved as used.
         """
         if self.own.wrapped_up:
-            return False
-        spent = []
+            return None
+        spent = [self.own]
         for budget in self.all:
-            reached = budget.reached(with_reserved=True, unpriced_default=self.unpriced_default)
+            reached = budget.reached(
+                with_reserved=with_reserved, unpriced_default=self.unpriced_default
+            )
             breaches = [breach for breach, _ in reached]
             # Budgets that are not exhausted, or only observe, do not matter here.
             if budget.policy.action == "observe" or not (breaches or budget in refusing):
                 continue
             if budget.policy.action != "wrap_up" or budget.wrapped_up:
-                return False
+                return None
             # A limit on model calls, for example, would be exceeded by the final answer itself.
             if not all(breach.leaves_room for breach in breaches):
-                return False
+                return None
             if budget is not self.own and budget not in outermost:
-                return False
+                return None
             spent.append(budget)
-        # Last, so that a refusal by one budget does not use up another's final answer.
-        for budget in (self.own, *spent):
-            budget.wrapped_up = True
-        return True
+        return spent
 
 
 def new_tree(policy: Policy, started: float, before: Budget | None = None) -> Budget:

@@ -112,6 +112,35 @@ class CallTracker:
                 self._turn = account.budgets.reserve(ONE_TURN)
         return account.with_subjects(verdict)
 
+    def reached_before(
+        self, call: InFlightCall, *, turn: bool = False, last: bool = False
+    ) -> Verdict | None:
+        """Return the limits that refuse a call whatever it waits for; nothing is reserved.
+
+        Reservations do not count, because the calls in flight may use less while it waits.
+
+        Args:
+            call: The call.
+            turn: As for `admit_by_limits`.
+            last: As for `admit_by_limits`.
+        """
+        account = self._account
+        self.unreported.settle()
+        account.measure_time()
+        with account.services.lock:
+            verdict = account.reached_limits(forces_output=call.forces_output, side=not turn)
+            if verdict is None or verdict.action == "observe" or (last and self._may_wrap_up()):
+                return None
+        return account.with_subjects(verdict)
+
+    def has_room_again(self) -> bool:
+        """Return whether limits leave room for one more attempt, without reservations."""
+        account = self._account
+        self.unreported.settle()
+        account.measure_time()
+        with account.services.lock:
+            return not account.killed and account.budgets.leave_room(with_reserved=False)
+
     def admit_again(self, call: InFlightCall) -> bool:
         """Reserve for one more attempt at the final answer; False if a limit leaves no room."""
         account = self._account
@@ -281,10 +310,21 @@ class CallTracker:
     def _claim_wrap_up(self) -> bool:
         """Claim the final answer that may exceed a cap, if it is available."""
         account = self._account
-        refusing = [budget for _, budget in account.refusals.values()]
         return not account.killed and account.budgets.claim_wrap_up(
-            refusing, self._trees_to_answer()
+            self._refusing(), self._trees_to_answer()
         )
+
+    def _may_wrap_up(self) -> bool:
+        """Return whether that answer is available, apart from reservations."""
+        account = self._account
+        spent = account.budgets.wrapping_up(
+            self._refusing(), self._trees_to_answer(), with_reserved=False
+        )
+        return not account.killed and spent is not None
+
+    def _refusing(self) -> list[Budget]:
+        """Return the budgets that have refused a tool call."""
+        return [budget for _, budget in self._account.refusals.values()]
 
     def _release_kept(self) -> None:
         """Release what the loop has reserved apart from its calls."""

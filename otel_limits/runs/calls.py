@@ -11,6 +11,7 @@ from otel_limits.core.usage import NO_USAGE, NOTHING_REPORTED, Usage, UsageRecor
 from otel_limits.usage.text import tokens_of_text
 
 if TYPE_CHECKING:
+    from otel_limits.core.policy import Verdict
     from otel_limits.core.terms import BillableCall
     from otel_limits.runs.budget import Reservation
 
@@ -20,6 +21,8 @@ class InFlightCall:
 
     id = ""
     """Differs from those of the loop's other calls in flight; empty if it has one at a time."""
+    refused_by: Verdict | None = None
+    """Limits that have refused it before any quota was asked about it."""
     turn: Reservation | None = None
     """The turn that its response becomes, if the loop may have several calls in flight."""
     is_open = True

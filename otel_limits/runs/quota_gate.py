@@ -76,3 +76,6 @@ class AdmissionRequest:
     """The conversations whose limits apply to it."""
     is_cancelled: Callable[[], bool] = lambda: False
     """Returns whether the application has canceled the agent, so that the call need not wait."""
+    is_refused: Callable[[], bool] = lambda: False
+    """Returns whether limits refuse the call whatever the quotas decide, so that none is asked. It
+    is called once the usage of the conversations in other processes is known."""

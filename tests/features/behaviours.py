@@ -44,12 +44,12 @@ from tests.features.observed import (
     runaway,
 )
 from tests.features.rows_of_failures import FAILURE_ROWS
+from tests.features.rows_of_quotas import QUOTA_ROWS
 from tests.features.rows_of_tools import TOOL_ROWS
 from tests.features.seen import (
     FOR_MODEL,
     KILLED,
     MANY,
-    QUOTA,
     STEPS,
     TIME,
     Row,
@@ -592,35 +592,6 @@ def ended_in_a_tool(by: Ended) -> Row:
     return row
 
 
-# --- quotas ---------------------------------------------------------------------------------------
-
-
-def quota(subject: Subject) -> None:
-    """A quota halts an agent before the call that it does not admit, and the next one as well."""
-
-    def check(call: Way) -> None:
-        with recording("quotas: {calls: {model_calls: 4, window: P1D}}") as events:
-            model = subject.model(endless(SEARCH))
-            ending = call(subject.agent(model))
-            other = subject.model(endless(SEARCH))
-            refused = call(subject.agent(other, name="other"))
-        expect(
-            facts(subject, model, ending, events),
-            calls=4,
-            reason="quota_exceeded",
-            text=QUOTA,
-            synthetic=True,
-            valid=True,
-            kinds=["measured"] * 4,
-            halts=[("quota_exceeded", "halted")] * 2,
-            ends=[(name, "quota_exceeded", "halted") for name in ("boss", "other")],
-        )
-        seen = facts(subject, other, refused, events)
-        expect(seen, calls=0, reason="quota_exceeded", text=QUOTA, synthetic=True)
-
-    in_every_way(subject.ways, check)
-
-
 # --- trees ----------------------------------------------------------------------------------------
 
 
@@ -1022,7 +993,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "reader of a stream": reader_of_a_stream,
     **{f"{name} during a model call": interrupted(by) for name, by in ENDED.items()},
     **{f"{name} during a tool": ended_in_a_tool(by) for name, by in ENDED.items()},
-    "quota": quota,
+    **QUOTA_ROWS,
     "tree": tree,
     "wrap_up of a tree": last_answer_of_a_tree,
     "halted helper": halted_helper,

@@ -323,6 +323,7 @@ class RealtimeInvocation(InvocationInProgress):
         )
         request = self.admission_request(call, self.attributes)
         verdict = None if request is None else await self.ask_quotas(request)
+        verdict = call.refused_by or verdict
         if verdict is not None:
             self._reach(verdict)
             self.is_cut = self.is_cut or self.verdict is not None

@@ -23,7 +23,7 @@ from strands.bidi.types import (
 
 import otel_limits
 from otel_limits import Limits, LimitsPlugin
-from otel_limits.core.events import Event, Halt, ModelCall, Stop, ToolCall
+from otel_limits.core.events import Event, Halt, ModelCall, QuotaDecision, Stop, ToolCall
 from otel_limits.testing import FakeTime, ScriptedModel, endless, uses
 from tests.realtime import RealtimeModel
 
@@ -152,6 +152,26 @@ def test_quota_ends_session(policy: Callable[[str], object], events: list[Event]
     assert (first.reason, second.reason) == ("quota_exceeded", "quota_exceeded")
     assert 0 < first.usage.total <= 5000
     assert second.usage.total == 0
+
+
+def test_spent_conversation_ends_session_before_its_quota_is_asked(
+    policy: Callable[[str], object], events: list[Event]
+) -> None:
+    """A limit that is reached precedes quotas, and no response begins."""
+    policy("quotas: {voice: {model_calls: 99, window: month}}")
+    otel_limits.enable(conversation=Limits(max_turns=2), observers=[events.append])
+    agent = BidiAgent(model=RealtimeModel(), name="voice", messages=[])
+
+    async def call_twice() -> None:
+        for _ in range(2):
+            await asyncio.wait_for(read(agent), 20)
+
+    asyncio.run(call_twice())
+    first, second = stops_in(events)
+    assert (first.reason, first.turns) == ("max_turns", 2)
+    assert (second.reason, second.turns) == ("max_turns", 0)
+    asked = {each.invocation.id for each in events if isinstance(each, QuotaDecision)}
+    assert asked == {first.invocation.id}
 
 
 def test_usage_is_counted_once(events: list[Event]) -> None:
