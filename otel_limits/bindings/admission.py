@@ -128,8 +128,8 @@ class Admission:
     ) -> Refusal | None:
         """Decide whether a call may be sent, by limits and quotas. See `reserve_or_refuse`.
 
-        Limits that are reached refuse it at once. Otherwise it waits for quotas, and then the
-        limits decide, because other agents may have used up a shared one meanwhile.
+        Limits that are reached refuse it, without asking quotas. Otherwise it waits for quotas, and
+        then all limits decide: other agents may have used up a shared one while it waited.
         """
         request = self.admission_request(call, attributes, can_be_last=can_be_last)
         quota_verdict = None if request is None else await self.ask_quotas(request)

@@ -101,10 +101,10 @@ def shared_limit_before_quota(subject: Subject) -> None:
 
 
 def limit_after_quota(subject: Subject) -> None:
-    """An agent that waits for a quota is halted by a limit that another has used up meanwhile."""
+    """A limit that another agent has used up during the wait for a quota halts an agent."""
 
     async def wait_for_other() -> None:
-        while not any(isinstance(each, QuotaWait) for each in events):  # noqa: ASYNC110  of observers
+        while not any(isinstance(each, QuotaWait) for each in events):  # noqa: ASYNC110
             await asyncio.sleep(0)
 
     async def call_both() -> list[Ending]:
