@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import contextvars
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from otel_limits.bindings.gateways import chain_of
@@ -199,9 +200,21 @@ def wait_for(awaitable: Awaitable[T]) -> T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_result_of(awaitable))
-    context = contextvars.copy_context()
-    with ThreadPoolExecutor(1, "otel-limits-quota") as pool:
-        return pool.submit(context.run, asyncio.run, _result_of(awaitable)).result()
+    context, future = contextvars.copy_context(), Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(asyncio.run, _result_of(awaitable)))
+        except BaseException as error:  # noqa: BLE001  raised in the thread that waits
+            future.set_exception(error)
+
+    # Not a pool, which takes no work once the main thread has ended, while others may continue.
+    thread = threading.Thread(target=run, name="otel-limits-quota", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    finally:
+        thread.join()
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T:

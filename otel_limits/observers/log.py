@@ -104,8 +104,8 @@ class LogObserver(BaseObserver):
         """Log once per agent that an answer to an interrupt begins a new task, and why."""
         if event.invocation is None:
             return
-        agent, logged, mine = event.invocation.agent, self._with_lost_tasks, object()
-        if len(logged) < MOST_AGENTS and logged.setdefault(agent, mine) is mine:
+        agent, logged = event.invocation.agent, self._with_lost_tasks
+        if len(logged) < MOST_AGENTS and _is_new(agent, logged):
             logger.warning(LOST_TASK, quoted(agent))
 
     def _log_call(self, event: ModelCall) -> None:
@@ -147,10 +147,9 @@ class LogObserver(BaseObserver):
             return
         is_bounded = event.price_at_most is not None
         level = logging.WARNING if event.cost_is_limited and not is_bounded else logging.INFO
-        logged, mine = self._unpriced[level], object()
-        # Bounded, because model names may come from user input. `setdefault`, because two agents
-        # may call a model concurrently.
-        if len(logged) > MOST_UNPRICED or logged.setdefault(event.model, mine) is not mine:
+        logged = self._unpriced[level]
+        # Bounded, because model names may come from user input.
+        if len(logged) > MOST_UNPRICED or not _is_new(event.model, logged):
             return
         if len(logged) > MOST_UNPRICED:
             logger.log(level, MORE_UNPRICED, MOST_UNPRICED)
@@ -214,13 +213,14 @@ class FirstCalls(BaseObserver):
 
     def __init__(self, *, quiet: bool) -> None:
         """Start in a process that has not called an agent."""
-        self._is_logged = quiet
         self._quiet = quiet
+        self._first: dict[str, object] = {}
+        """The first sentence of the process, once it is chosen."""
         self._source = ""
         self._policy = ""
         self._entries: tuple[str, ...] = ()
-        self._unlimited: set[str] = set()
-        self._tools: set[str] = set()
+        self._unlimited: dict[str, object] = {}
+        self._tools: dict[str, object] = {}
         self._limited_tools: set[str] = set()
         self.subscribes_to = {
             Enforcing: self._enforcing,
@@ -231,7 +231,7 @@ class FirstCalls(BaseObserver):
 
     def after_fork(self) -> None:
         """Reset: a child logs its own first call."""
-        self._is_logged = self._quiet
+        self._first.clear()
         self._unlimited.clear()
 
     def _enforcing(self, event: Enforcing) -> None:
@@ -245,9 +245,8 @@ class FirstCalls(BaseObserver):
 
     def _tool_called(self, event: ToolCall) -> None:
         """Log the first call of a tool whose limit may have been given to a misspelled name."""
-        if event.tool in self._tools or len(self._tools) >= MOST_TOOLS:
+        if len(self._tools) >= MOST_TOOLS or not _is_new(event.tool, self._tools):
             return
-        self._tools.add(event.tool)
         near = misspelled(event.tool, self._limited_tools)
         # A tool that was called is no misspelling.
         if near is not None and near not in self._tools:
@@ -261,15 +260,20 @@ class FirstCalls(BaseObserver):
             self._limited_tools.update(*by_tool)
         caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
         if caps:
-            if not self._is_logged:
+            if self._is_first():
                 enforced = _enforced(event, ", ".join(caps), policy=self._policy)
                 notes = self._notes(event)
-                self._announce(logging.INFO, f"{enforced}. {notes}" if notes else enforced)
+                sentence = f"{enforced}. {notes}" if notes else enforced
+                self._announce(logging.INFO, sentence, is_first=True)
         # By agent: a policy file may limit all agents but the one that runs away.
-        elif agent not in self._unlimited and len(self._unlimited) < MOST_UNLIMITED:
-            self._unlimited.add(agent)
+        elif len(self._unlimited) < MOST_UNLIMITED and _is_new(agent, self._unlimited):
             unlimited = UNLIMITED.format(who=f"agent {quoted(agent)}")
-            self._announce(logging.WARNING, f"{unlimited} {self._notes(event)}".rstrip())
+            sentence = f"{unlimited} {self._notes(event)}".rstrip()
+            self._announce(logging.WARNING, sentence, is_first=self._is_first())
+
+    def _is_first(self) -> bool:
+        """Return, once, that no sentence was logged before."""
+        return not self._quiet and _is_new("sentence", self._first)
 
     def _notes(self, event: Started) -> str:
         """Return sentences about the agent's name: that it has none, or may be misspelled."""
@@ -278,14 +282,19 @@ class FirstCalls(BaseObserver):
         named = "" if near is None else NAMED_ENTRY.format(entry=quoted(near), agent=quoted(agent))
         return f"{event.note} {named}".strip()
 
-    def _announce(self, level: int, sentence: str) -> None:
+    def _announce(self, level: int, sentence: str, *, is_first: bool) -> None:
         """Print the first sentence of a program under `otel-limits run`; log all others."""
-        if self._source == "run" and not self._is_logged:
+        if self._source == "run" and is_first:
             # Visible in a shell whatever the program does with its log.
             print(f"otel-limits: {sentence}", file=sys.stderr, flush=True)  # noqa: T201
         else:
             logger.log(level, "otel-limits: %s", sentence)
-        self._is_logged = True
+
+
+def _is_new(name: str, known: dict[str, object]) -> bool:
+    """Add a name; return whether it was added now. Other threads may add it concurrently."""
+    mine = object()
+    return known.setdefault(name, mine) is mine
 
 
 def _enforced(event: Started, caps: str, *, policy: str) -> str:

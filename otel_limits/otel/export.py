@@ -25,7 +25,12 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_error, redact_url
-from otel_limits.otel.provider import FallbackProvider, current_provider, resource
+from otel_limits.otel.provider import (
+    FallbackProvider,
+    current_provider,
+    detected_resource,
+    resource,
+)
 
 logger = logging.getLogger("otel_limits")
 
@@ -151,7 +156,7 @@ def tracer_provider(protocol: str | None, timeout_seconds: float) -> FallbackPro
     """Create a tracer provider, which exports if an OTLP protocol is given."""
     exporter = otlp_exporter("traces", protocol)
     if exporter is None:
-        return FallbackProvider()
+        return FallbackProvider(resource=detected_resource())
     # Without its own handler at exit, which would wait before the others.
     provider = FallbackProvider(resource=resource(), shutdown_on_exit=False)
     # Unbound: the method of the provider is for processors of the program.

@@ -13,8 +13,17 @@ from typing import Any, Final, cast
 
 import wrapt
 from opentelemetry import trace
-from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
+from opentelemetry.sdk.resources import (
+    SERVICE_INSTANCE_ID,
+    SERVICE_NAME,
+    TELEMETRY_SDK_LANGUAGE,
+    TELEMETRY_SDK_NAME,
+    TELEMETRY_SDK_VERSION,
+    OTELResourceDetector,
+    Resource,
+)
 from opentelemetry.sdk.trace import SpanProcessor, Tracer, TracerProvider
+from opentelemetry.sdk.version import __version__ as sdk_version
 
 WRAPPERS: Final = 5
 """Most nested wrappers of a provider: one that wraps itself must not hang us."""
@@ -248,10 +257,32 @@ def _do_once(
 # --- resource of the process ----------------------------------------------------------------------
 
 
+DEFAULT_RESOURCE: Final = Resource(
+    {
+        TELEMETRY_SDK_LANGUAGE: "python",
+        TELEMETRY_SDK_NAME: "opentelemetry",
+        TELEMETRY_SDK_VERSION: sdk_version,
+        SERVICE_NAME: "unknown_service",
+    }
+)
+"""What the SDK adds to any resource."""
+
+
+def detected_resource() -> Resource:
+    """Return the attributes that OpenTelemetry detects, also after the main thread has ended.
+
+    Other threads may continue then, and call their first agent.
+    """
+    try:
+        return Resource.create()
+    except RuntimeError:  # it runs its detectors in a pool, which takes no work any longer
+        return DEFAULT_RESOURCE.merge(OTELResourceDetector().detect())
+
+
 @functools.cache
 def resource() -> Resource:
     """Return the resource of the process. Its ID becomes Prometheus' label `instance`."""
-    described = Resource.create()
+    described = detected_resource()
     # An instance set in OTEL_RESOURCE_ATTRIBUTES or by a detector takes precedence.
     if SERVICE_INSTANCE_ID in described.attributes:
         return described
@@ -262,4 +293,4 @@ def service_attributes() -> Mapping[str, Any]:
     """Return the resource attributes from the environment and the current provider."""
     provider = current_provider()
     own = {} if provider is None else provider.resource.attributes
-    return {**Resource.create().attributes, **own}
+    return {**detected_resource().attributes, **own}

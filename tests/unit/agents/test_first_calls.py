@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -40,6 +41,27 @@ def test_first_call_logs_its_limits(
     assert logged(caplog) == [
         f"otel-limits: enforcing {limits} on agent 'research' (action=ask, source={way})"
     ]
+
+
+def test_agents_that_start_concurrently_log_the_limits_once(
+    make_agent: MakeAgent, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread starts its agent while the first one logs."""
+    caplog.set_level(logging.INFO, "otel_limits")
+    enable(Limits(max_turns=30))
+    starts = [lambda: make_agent(ScriptedModel([says("done")]), name="research")("go")] * 3
+
+    def start_another(record: logging.LogRecord) -> bool:
+        if starts and record.getMessage().startswith("otel-limits: enforcing "):
+            thread = threading.Thread(target=starts.pop())
+            thread.start()
+            thread.join()
+        return True
+
+    monkeypatch.setattr(caplog.handler, "filters", [start_another])
+    starts.pop()()
+    assert len(starts) == 1
+    assert len(logged(caplog)) == 1
 
 
 def test_quiet_logs_nothing(

@@ -171,7 +171,7 @@ def test_spent_conversation_ends_session_before_its_quota_is_asked(
     assert (first.reason, first.turns) == ("max_turns", 2)
     assert (second.reason, second.turns) == ("max_turns", 0)
     asked = {each.invocation.id for each in events if isinstance(each, QuotaDecision)}
-    assert asked == {first.invocation.id}
+    assert asked == {first.invocation_id}
 
 
 def test_usage_is_counted_once(events: list[Event]) -> None:
