@@ -16,7 +16,7 @@ from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command, interrupt
 
-from otel_limits import Event, Limits, Stop, ToolCall, enable, stops_of
+from otel_limits import Event, Limits, QuotaDecision, Stop, ToolCall, enable, stops_of
 from otel_limits.testing import Answer, ScriptedChatModel, endless, fails, says, uses
 from tests.langchain.graphs import (
     ASK,
@@ -33,6 +33,7 @@ from tests.langchain.retries import ModelRetries
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
 
 def test_approved_tools_count_once(events: list[Event]) -> None:
@@ -131,13 +132,24 @@ def test_last_answer_falls_back_as_the_answers_before(name: str, how: str) -> No
 
 
 @pytest.mark.parametrize("how", ["invoke", "ainvoke"])
-def test_fallback_for_the_last_answer_keeps_to_the_model_calls(how: str) -> None:
-    """The seventh call fails, and an eighth would exceed the cap."""
-    enable(max_turns=3, max_model_calls=7, action="wrap_up")
+@pytest.mark.parametrize("cap", [7, 8])
+def test_fallback_for_the_last_answer_keeps_to_the_model_calls(
+    cap: int,
+    how: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
+) -> None:
+    """The seventh call fails, and the quota is not asked about an eighth beyond the cap."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 99, window: P1D}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(max_turns=3, max_model_calls=cap, action="wrap_up", observers=[events.append])
     first, second = unavailable(), ScriptedChatModel(endless(uses("search")))
     state = CALLS[how](agent(first, middleware=[ModelFallbackMiddleware(second)]))
-    assert (first.calls, second.calls) == (4, 3)
+    assert (first.calls, second.calls) == (4, cap - 4)
     assert (halt_of(state).reason, halt_of(state).action) == ("max_turns", "halted")
+    assert len([each for each in events if isinstance(each, QuotaDecision)]) == cap
 
 
 class FallsBackAtFirst(AgentMiddleware):
