@@ -208,6 +208,19 @@ def unmeasured_stream(subject: Subject) -> None:
     expect(seen, kind=("estimated", True), many=True)
 
 
+def empty_answer(subject: Subject) -> None:
+    """Zero tokens that a provider reports are not a missing usage, which is estimated."""
+    reported = {"inputTokens": 0, "outputTokens": 0, "totalTokens": 0}
+
+    def check(call: Way) -> None:
+        for usage, kind in ((reported, "zero_token"), (None, "estimated")):
+            with recording(limits=TURNS) as events:
+                call(subject.agent(subject.model([says("", usage=usage)])))
+            expect(published(events), kinds=[kind])
+
+    in_every_way(subject.ways, check)
+
+
 def tokens_once(subject: Subject) -> None:
     """However an agent is called, each request counts once, with its own usage."""
 
@@ -974,6 +987,7 @@ ROWS: Final[Mapping[str, Row]] = {
     "natural end on the last turn": natural_end,
     "failed model call": failed_call,
     "unmeasured stream": unmeasured_stream,
+    "empty answer": empty_answer,
     "tokens count once": tokens_once,
     "observe": observed,
     "raise": raised,

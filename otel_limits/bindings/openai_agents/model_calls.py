@@ -31,11 +31,12 @@ from otel_limits.bindings.openai_agents.limit_questions import (
 from otel_limits.bindings.openai_agents.model_readers import (
     RequestArguments,
     answers_in,
-    arguments_in,
     as_texts,
     call_to,
+    is_own_model,
     items_in,
     nudged,
+    requests_in,
     text_of,
     tools_in,
     usage_of,
@@ -200,8 +201,10 @@ class ModelRequest(ModelCallInProgress):
         """Note a response."""
         call = self.calls[0]
         raw = raw_usage_of(answer, keeps=self.keeps_raw_usage)
-        usage = usage_of(answer, call.model, raw)
-        text = "" if usage.has_output else text_of(answer.output) + arguments_in(answer.output)
+        usage = usage_of(answer, call.model, raw, is_own=is_own_model(self.model))
+        # Also for zeros: those of an answer are not a report.
+        needs_text = usage.is_zero or not usage.has_output
+        text = text_of(answer.output) + requests_in(answer.output) if needs_text else ""
         self.note(call, answer, usage, text)
         if (invocation := self.invocation) is not None:
             used = call.record.usage

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
+from agents import ModelResponse
+
 from otel_limits.bindings.invocation import ToolAnswer
 from otel_limits.bindings.openai_agents.openai_agents_probe import client_of
 from otel_limits.bindings.request_settings import PricedRequest, settings_in
@@ -116,6 +118,11 @@ def call_to(
 def provider_of(model: Any) -> str:
     """Return the provider of a model; for an application's own class, the name of the class."""
     return _known_provider(model) or type(model).__qualname__
+
+
+def is_own_model(model: Any) -> bool:
+    """Return whether a model's class is the application's own, and extends none of the SDK's."""
+    return _provider_of_class(type(model)) is None
 
 
 def _known_provider(model: Any) -> str | None:
@@ -227,23 +234,43 @@ def with_raw_usage(settings: Any, model: Any) -> Any:
     """Return the settings of a request with which the SDK keeps the vendor's usage."""
     # Older releases do not have the field.
     can_keep = not getattr(settings, "preserve_raw_usage", True)
-    is_known = _known_provider(model) is not None
-    return replace(settings, preserve_raw_usage=True) if can_keep and is_known else settings
+    if not can_keep or is_own_model(model):
+        return settings
+    return replace(settings, preserve_raw_usage=True)
 
 
-def usage_of(response: Any, model: str, raw: object = None) -> UsageRecord:
+def usage_of(response: Any, model: str, raw: object = None, *, is_own: bool = False) -> UsageRecord:
     """Return the usage that a response of a model reports.
 
     Args:
-        response: The response.
+        response: A `ModelResponse`, or the last response of a stream.
         model: The model's ID.
-        raw: The vendor's usage, if the SDK has kept it.
+        raw: The vendor's usage, if the SDK has kept it, or an application's own model states it.
+        is_own: True for an application's own model.
     """
     usage = response.usage
     told = {} if usage is None else _as_sent(response, usage)
-    if not any(map(told.get, SUMS)):  # where a vendor reports none, the SDK writes zeros
+    if not any(map(told.get, SUMS)) and not _reports_zeros(response, raw, is_own=is_own):
         told = {name: told[name] for name in told if name not in SUMS}
     return completed_by(completed_by(record_of_usage(told, USAGE, model), usage), raw)
+
+
+def _reports_zeros(response: Any, raw: object, *, is_own: bool) -> bool:
+    """Return whether a vendor reported the zeros of a usage. Otherwise the usage is missing.
+
+    Only the vendor's own usage shows it: for a missing usage, Chat Completions, LiteLLM and any-llm
+    return `Usage(requests=1)`, which equals a usage of zeros, and Responses `Usage()` or, in newer
+    releases, `Usage(requests=1)` (openai-agents 0.20 and 0.24, `get_response` in
+    models/openai_chatcompletions.py, models/openai_responses.py and extensions/models/, read on
+    2026-11-30). They keep the vendor's usage, except for LiteLLM, which also makes up zeros itself:
+    `calculate_total_usage` in litellm 1.106, litellm_core_utils/streaming_handler.py.
+
+    An application's own model has to return a `Usage`. The response of its stream does not have to
+    contain one.
+    """
+    if raw is not None:
+        return record_of_usage(raw, USAGE).is_zero
+    return is_own and not isinstance(response, ModelResponse)
 
 
 def _as_sent(response: Any, usage: Any) -> dict[str, Any]:
@@ -295,10 +322,13 @@ def answers_in(given: Any) -> dict[str, ToolAnswer]:
     }
 
 
-def arguments_in(output: Sequence[Any]) -> str:
-    """Return the arguments of the function tools that a response requests, as they were sent."""
+def requests_in(output: Sequence[Any]) -> str:
+    """Return names and arguments of the function tools that a response requests, as written."""
     return "".join(
-        str(_field(item, "arguments") or "") for item in output if _field(item, "type") == CALL
+        str(_field(item, name) or "")
+        for item in output
+        if _field(item, "type") == CALL
+        for name in ("name", "arguments")
     )
 
 

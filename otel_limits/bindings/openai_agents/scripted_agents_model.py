@@ -68,6 +68,8 @@ class ScriptedAgentsModel(Model):
             output=_items(answer),
             usage=_usage(answer),
             response_id=f"resp-{self.calls}",
+            # Without it, zeros would be a missing usage.
+            raw_usage=None if answer.usage is None else _counts(answer),
         )
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[Any]:

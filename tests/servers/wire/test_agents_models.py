@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -122,6 +123,40 @@ def test_answer_without_usage_is_estimated(
     vendor.replies[:] = [reply(client, answer(client, None), is_streamed=is_streamed)]
     call(agent(client, vendor), is_streamed=is_streamed)
     check_estimate(counted(events), ASKED)
+
+
+@each_way
+@pytest.mark.parametrize("client", ["Responses", "Chat Completions"])
+def test_empty_answer_of_zero_tokens_differs_from_one_without_usage(
+    client: str,
+    is_streamed: bool,  # noqa: FBT001  a parameter of pytest
+    vendor: Vendor,
+    events: list[Event],
+) -> None:
+    """The SDK's own usage is the same for both."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    kinds = []
+    for bill in (Bill(), None):
+        empty = replace(answer(client, bill), parts=("",))
+        vendor.replies[:] = [reply(client, empty, is_streamed=is_streamed)]
+        events.clear()
+        call(agent(client, vendor), is_streamed=is_streamed)
+        kinds.append(counted(events).kind)
+    assert kinds == ["zero_token", "estimated"]
+
+
+@each_way
+def test_zeros_of_litellm_are_estimated(
+    is_streamed: bool,  # noqa: FBT001  a parameter of pytest
+    vendor: Vendor,
+    events: list[Event],
+) -> None:
+    """It makes up zeros itself, and the SDK does not keep what the vendor sent."""
+    enable(Limits(max_turns=9), observers=[events.append])
+    empty = replace(answer("LiteLLM", Bill()), parts=("",))
+    vendor.replies[:] = [reply("LiteLLM", empty, is_streamed=is_streamed)]
+    call(agent("LiteLLM", vendor), is_streamed=is_streamed)
+    assert counted(events).kind == "estimated"
 
 
 # --- errors ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from agents import (
     AgentsException,
     GuardrailFunctionOutput,
     MaxTurnsExceeded,
+    ModelResponse,
     ModelRetrySettings,
     ModelSettings,
     RunConfig,
@@ -23,6 +24,7 @@ from agents import (
     Runner,
     RunState,
     SQLiteSession,
+    Usage,
     function_tool,
     input_guardrail,
 )
@@ -638,6 +640,28 @@ def test_tokens_count_once_however_a_model_is_built(how: str, events: list[Event
     model = Derived([uses("search", usage=tokens(40)), says("done", usage=tokens(50))])
     CALLS[how](agent(Router(model)))
     assert [each.usage.total for each in events if isinstance(each, ModelCall)] == [40, 50]
+
+
+def test_zeros_of_an_own_model_are_estimated_unless_it_states_them(events: list[Event]) -> None:
+    """`Usage(requests=1)` equals a usage of zeros, and is what the SDK itself writes for none."""
+    unsaid = Usage(requests=1, input_tokens=0, output_tokens=0, total_tokens=0)
+    stated = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+    responses = [
+        ModelResponse(output=[], usage=Usage(), response_id=None),
+        ModelResponse(output=[], usage=unsaid, response_id=None),
+        ModelResponse(output=[], usage=unsaid, response_id=None, raw_usage=stated),
+    ]
+
+    class Silent(ScriptedAgentsModel):
+        async def get_response(self, *_: Any, **__: Any) -> ModelResponse:
+            return responses.pop(0)
+
+    enable(max_turns=9, observers=[events.append])
+    model = Silent([])
+    while responses:
+        CALLS["run"](agent(model))
+    kinds = [each.kind for each in events if isinstance(each, ModelCall)]
+    assert kinds == ["estimated", "estimated", "zero_token"]
 
 
 def test_mixin_with_the_methods_of_a_model_is_tracked() -> None:
