@@ -16,6 +16,7 @@ import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits import docs
 from otel_limits.bindings.gateways import SPENT
+from otel_limits.bindings.known import OWN_LIMITS
 from otel_limits.cli.check import shown
 from otel_limits.core.halt_texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
@@ -94,6 +95,12 @@ def reasons_table() -> str:
         for breaches in [tuple(each for each in example_breaches() if each.reason == reason)]
     )
     return table(("stop reason", "limits", "end user", "calling model"), rows)
+
+
+def own_limits_table() -> str:
+    """Format the stop reasons that are limits of the frameworks themselves."""
+    rows = ((f"`{reason}`", where) for reason, where in OWN_LIMITS.items())
+    return table(("stop reason", "framework's own limit"), rows)
 
 
 def example_breaches() -> tuple[Breach, ...]:
@@ -260,6 +267,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "settings": settings_table,
     "policy-keys": policy_keys_table,
     "reasons": reasons_table,
+    "own-limits": own_limits_table,
     "halts": halts_table,
     "metrics": metrics_table,
     "conventions": conventions_table,

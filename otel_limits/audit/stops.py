@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -161,6 +161,18 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         columns=COLUMNS,
         rows=rows,
         total=("total", "", "", "", *figures, cost, unpriced),
+        note=_own_limits({reason for reason, *_ in groups}),
+    )
+
+
+def _own_limits(reasons: Collection[str]) -> str:
+    """Name the stop reasons that are limits of an agent framework, not of otel-limits."""
+    from otel_limits.bindings.known import OWN_LIMITS
+
+    return " ".join(
+        f"{reason} is the framework's own limit: {where}."
+        for reason, where in OWN_LIMITS.items()
+        if reason in reasons
     )
 
 

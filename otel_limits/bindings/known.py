@@ -34,6 +34,15 @@ if TYPE_CHECKING:
 OURS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 """The frameworks with a binding in otel-limits."""
 
+OWN_LIMITS: Final[Mapping[str, str]] = {
+    "max_turns_exceeded": "max_turns of Runner.run() in the OpenAI Agents SDK",
+    "recursion_limit": "recursion_limit of LangGraph",
+    "limit_turns": "turns in limits of a Strands agent's call",
+    "limit_total_tokens": "total_tokens in limits of a Strands agent's call",
+    "limit_output_tokens": "output_tokens in limits of a Strands agent's call",
+}
+"""The stop reasons that are limits of a framework itself, and where each is set."""
+
 FRAMEWORKS: Final[list[Framework]] = [*OURS]
 """Those, and the ones of other distributions once `know` has added them."""
 
