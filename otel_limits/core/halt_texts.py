@@ -38,6 +38,7 @@ from otel_limits.core.limits import (
     TREE_PREFIX,
     USD,
     kind_of,
+    over_resumes,
     setting_of,
 )
 from otel_limits.core.wording import shortest
@@ -158,6 +159,17 @@ def usage_of(breach: Breach) -> str:
     return f"{limit}{tool}: {breach.note or breach.amount}{error}"
 
 
+def refused_turns_note(breach: Breach, turns: int) -> str:
+    """Return the usage of a tool's cap, if its refusals have halted the agent.
+
+    Args:
+        breach: The cap.
+        turns: Number of turns in a row whose tool calls were all refused.
+    """
+    used = f"{breach.cap} of {breach.cap} {breach.unit} used{over_resumes(breach, 'by')}"
+    return f"{used}, and {turns} turns in a row had only refused calls"
+
+
 def origin_of(breach: Breach) -> str:
     """End a sentence, and add where its limit is set, if known."""
     if breach.origin.startswith(EXTENSION):
@@ -244,13 +256,18 @@ def for_end_user(agent: str, verdict: Verdict, message: str) -> str:
         message: The policy's `halt_message`.
     """
     limit, used = _limit_and_use(verdict.breach)
-    reason = WHY.get(verdict.reason, "it reached a limit")
-    # A price does not concern users: the budget cannot pay for what has none.
-    if verdict.breach is not None and verdict.breach.uncounted and verdict.breach.unit != USD:
-        reason = f"its {_unknown(verdict.breach)}"
+    reason = _reason_for_end_user(verdict)
     text = message.format(agent=agent[:MAX_LENGTH], reason=reason, limit=limit, used=used)
     # Whatever the next message asks for: it would be refused.
     return f"{text} {NEW_CONVERSATION}" if _is_of_conversation(verdict) else text
+
+
+def _reason_for_end_user(verdict: Verdict) -> str:
+    breach = verdict.breach
+    if breach is None or not breach.uncounted:
+        return WHY.get(verdict.reason, "it reached a limit")
+    # Nothing may be used yet, and a list of prices does not concern users.
+    return "its cost could not be determined" if breach.unit == USD else f"its {_unknown(breach)}"
 
 
 NEW_CONVERSATION: Final = "Please start a new conversation."
@@ -271,7 +288,7 @@ def question_for_end_user(verdict: Verdict, how: str = "") -> str:
     """
     _, used = _limit_and_use(verdict.breach)
     amount = f" ({used})" if used else ""
-    reason = WHY.get(verdict.reason, "it reached a limit")
+    reason = _reason_for_end_user(verdict)
     if verdict.breach is not None and not how:
         more = allowed_by_yes(verdict.breach)
         how = f"Answer yes to allow {more}, a number to allow that many, or no to stop."
@@ -292,11 +309,12 @@ def _limit_and_use(breach: Breach | None) -> tuple[str, str]:
     if (quota := breach.quota) is not None:
         return _amount(quota.limit, quota.unit), _amount(quota.used, quota.unit)
     limit = _amount(breach.cap, breach.unit)
+    kind = kind_of(breach.limit)
+    if kind is not None and kind.is_refusal:  # `observed` includes the refused call
+        return limit, limit
     if breach.note:  # the usage is unknown
         return limit, ""
-    kind = kind_of(breach.limit)
-    is_refusal = kind is not None and kind.is_refusal  # `observed` includes the refused call
-    used = limit if is_refusal else _amount(breach.observed, breach.unit)
+    used = _amount(breach.observed, breach.unit)
     return limit, f"at most {used}" if breach.at_most else used
 
 
@@ -337,10 +355,10 @@ def cause_of(verdict: Verdict) -> str:
     breach = verdict.breach
     if breach is not None and breach.limit == GATEWAY_BUDGET:
         return "the model vendor's budget is used up"
+    if breach is not None and breach.uncounted:
+        return f"the {_unknown(breach)}"
     if verdict.reason in CAUSES or breach is None:
         return CAUSES.get(verdict.reason, "a limit was reached")
-    if breach.uncounted:
-        return f"the {_unknown(breach)}"
     return f"{_cap_of(breach)} was reached"
 
 

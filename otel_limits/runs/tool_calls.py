@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.core.events import ToolCall
+from otel_limits.core.halt_texts import refused_turns_note
 from otel_limits.core.limits import MAX_TOOL_CALLS_STOP_REASON, Breach
 
 if TYPE_CHECKING:
@@ -76,7 +78,8 @@ class ToolCalls:
         task, is_refused = self._account.task, len(refusals) == len(admitted)
         task.refused_turns = task.refused_turns + 1 if is_refused else 0
         if task.refused_turns >= REFUSED_TURNS:
-            self.halt_by(refusals[-1])
+            breach = refusals[-1]
+            self.halt_by(replace(breach, note=refused_turns_note(breach, task.refused_turns)))
 
     def halt_by(self, breach: Breach) -> None:
         """Halt the agent by a limit that has refused a tool call."""

@@ -97,10 +97,12 @@ def refused_for_ever(subject: Subject) -> None:
     seen = {
         **facts(subject, model, ending, events),
         "breach": breach and (breach.limit, breach.subject),
+        "sentence": str(stop and stop.sentence).split(": ")[1].split(".")[0],
     }
     expect(
         seen,
         calls=7,
+        sentence="1 of 1 tool calls used, and 3 turns in a row had only refused calls",
         reason="max_tool_calls",
         breach=("max_calls_per_tool", "search"),
         synthetic=True,

@@ -420,18 +420,19 @@ def test_quota_in_usd_alone_refuses_a_model_without_a_price(make_agent: MakeAgen
     write_policy("quotas: {daily: {usd: 1, window: day}}")
     enable()
     model = runaway("unheard-of")
-    assert make_agent(model)("go").stop_reason == "quota_exceeded"
-    assert model.calls == 0
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 0)
+    assert "because its cost could not be determined." in str(result)
 
 
 def test_texts_of_a_halt_for_a_missing_price_name_the_price(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A model around the agent reads what is missing; to the end user, the budget is reached."""
+    """A model around the agent reads what is missing; to the end user, no budget was reached."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     result = make_agent(runaway("unheard-of"))("go")
-    assert "because it reached its budget." in str(result)
+    assert "because its cost could not be determined." in str(result)
     breach = stop_of(result).breach  # type: ignore[union-attr]
     assert breach is not None
     assert "the price is unknown" in for_model("a", Verdict(breach.reason, (breach,)))

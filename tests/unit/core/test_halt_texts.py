@@ -205,7 +205,8 @@ def test_the_tools_of_two_places(
     _, warning = warnings_logged()
     assert warning.startswith(
         "Agent 'tester' was halted by max_calls_per_tool for tool 'search': 1 of 1 tool calls "
-        "used, and one more was requested. The limit is set in OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
+        "used, and 3 turns in a row had only refused calls. The limit is set in "
+        "OTEL_LIMITS_MAX_CALLS_PER_TOOL. "
     )
 
 
