@@ -122,7 +122,8 @@ def provider_of(model: Any) -> str:
 
 def is_own_model(model: Any) -> bool:
     """Return whether a model's class is the application's own, and extends none of the SDK's."""
-    return _provider_of_class(type(model)) is None
+    kind: type = type(model)
+    return _provider_of_class(kind) is None
 
 
 def _known_provider(model: Any) -> str | None:
