@@ -16,7 +16,7 @@ import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits import docs
 from otel_limits.bindings.gateways import SPENT
-from otel_limits.bindings.known import OWN_LIMITS
+from otel_limits.bindings.known import own_limits
 from otel_limits.cli.check import shown
 from otel_limits.core.halt_texts import EXEMPT, LOOP_NEXT, WHY, cause_of, for_operator
 from otel_limits.core.limits import LIMITS, STOP_REASONS, Breach
@@ -99,7 +99,7 @@ def reasons_table() -> str:
 
 def own_limits_table() -> str:
     """Format the stop reasons that are limits of the frameworks themselves."""
-    rows = ((f"`{reason}`", where) for reason, where in OWN_LIMITS.items())
+    rows = ((f"`{reason}`", where) for reason, where in own_limits().items())
     return table(("stop reason", "framework's own limit"), rows)
 
 

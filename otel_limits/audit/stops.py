@@ -167,11 +167,11 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
 
 def _own_limits(reasons: Collection[str]) -> str:
     """Name the stop reasons that are limits of an agent framework, not of otel-limits."""
-    from otel_limits.bindings.known import OWN_LIMITS
+    from otel_limits.bindings.known import own_limits
 
     return " ".join(
         f"{reason} is the framework's own limit: {where}."
-        for reason, where in OWN_LIMITS.items()
+        for reason, where in own_limits().items()
         if reason in reasons
     )
 

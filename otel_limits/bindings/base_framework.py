@@ -36,6 +36,8 @@ class BaseFramework(ABC):
     spans: SpanNames | None = None
     stop_reasons: Collection[str] = ("end_turn", "interrupt")
     successes: Collection[str] = ("end_turn",)
+    own_limits: Mapping[str, str] = MappingProxyType({})
+    """The `stop_reasons` that are limits of the framework itself, and where each is set."""
     host: Host | None = None
     invocation: type[InvocationInProgress]
     """The class of its invocations."""

@@ -26,22 +26,14 @@ from otel_limits.otel.kinds import OWN_SPANS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from otel_limits.bindings.base_framework import BaseFramework
     from otel_limits.bindings.framework import Framework
     from otel_limits.core.events import Stop
     from otel_limits.otel.kinds import SpanNames
 
 
-OURS: Final[tuple[Framework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
+OURS: Final[tuple[BaseFramework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 """The frameworks with a binding in otel-limits."""
-
-OWN_LIMITS: Final[Mapping[str, str]] = {
-    "max_turns_exceeded": "max_turns of Runner.run() in the OpenAI Agents SDK",
-    "recursion_limit": "recursion_limit of LangGraph",
-    "limit_turns": "turns in limits of a Strands agent's call",
-    "limit_total_tokens": "total_tokens in limits of a Strands agent's call",
-    "limit_output_tokens": "output_tokens in limits of a Strands agent's call",
-}
-"""The stop reasons that are limits of a framework itself, and where each is set."""
 
 FRAMEWORKS: Final[list[Framework]] = [*OURS]
 """Those, and the ones of other distributions once `know` has added them."""
@@ -85,6 +77,11 @@ def successes() -> frozenset[str]:
             with contextlib.suppress(BindingError):  # `check` reports it
                 framework.load()
     return frozenset(reason for framework in FRAMEWORKS for reason in framework.successes)
+
+
+def own_limits() -> Mapping[str, str]:
+    """Return where the limits of our frameworks themselves are set, by their stop reasons."""
+    return {reason: place for each in OURS for reason, place in each.own_limits.items()}
 
 
 def span_names(frameworks: Iterable[Framework] = OURS) -> Iterator[SpanNames]:

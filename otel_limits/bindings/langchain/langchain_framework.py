@@ -54,6 +54,9 @@ class LangChainFramework(BaseFramework):
     stop_reasons: Collection[str] = ("end_turn", "interrupt", "recursion_limit")
     """LangGraph has no words for its ends, so those of other frameworks are used."""
     successes: Collection[str] = ("end_turn",)
+    own_limits: Mapping[str, str] = MappingProxyType(
+        {"recursion_limit": "recursion_limit of LangGraph"}
+    )
 
     def __init__(self) -> None:
         """Start without classes: LangChain may be imported later, or never."""

@@ -56,6 +56,9 @@ class OpenAIAgentsFramework(BaseFramework):
     )
     """The SDK has no words for its ends, so those of other frameworks are used where they fit."""
     successes: Collection[str] = ("end_turn", "handoff")
+    own_limits: Mapping[str, str] = MappingProxyType(
+        {"max_turns_exceeded": "max_turns of Runner.run() in the OpenAI Agents SDK"}
+    )
 
     def __init__(self) -> None:
         """Start without classes: the SDK may be imported later, or never."""

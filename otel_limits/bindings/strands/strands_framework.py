@@ -61,6 +61,13 @@ class StrandsFramework(BaseFramework):
     )
     successes: Collection[str] = ("end_turn", "stop_sequence", "tool_use")
     """`tool_use` is the end of an invocation that answers with a structured output."""
+    # strands-agents 1.62, `Limits` in types/agent.py.
+    own_limits: Mapping[str, str] = MappingProxyType(
+        {
+            f"limit_{name}": f"{name} in limits of a Strands agent's call"
+            for name in ("turns", "total_tokens", "output_tokens")
+        }
+    )
     _patcher: Any = None
 
     def gaps(self) -> Sequence[Gap]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.audit.answer import column_texts
-from otel_limits.bindings.known import OURS, OWN_LIMITS
+from otel_limits.bindings.known import OURS, own_limits
 from otel_limits.cli import main
 from otel_limits.core.limits import Breach, Limits
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
@@ -272,7 +272,7 @@ def test_own_limits_of_frameworks_are_explained_if_there_are_any(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Next to max_turns, max_turns_exceeded reads like a limit of otel-limits."""
-    assert set(OWN_LIMITS) <= {reason for each in OURS for reason in each.stop_reasons}
+    assert set(own_limits()) <= {reason for each in OURS for reason in each.stop_reasons}
     note = "max_turns_exceeded is the framework's own limit: max_turns of Runner.run() in the"
     write(ledger.address, Entry(), Entry(reason="max_turns_exceeded"))
     for reason in ("end_turn", "max_turns_exceeded"):
