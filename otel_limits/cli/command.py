@@ -63,7 +63,7 @@ EXAMPLES: Final[Mapping[str, str]] = {
     "otel-limits ledger end-lost": "otel-limits ledger end-lost --older-than 1d",
     "otel-limits dashboards": "otel-limits dashboards export grafana",
     "otel-limits dashboards export": "otel-limits dashboards export grafana",
-    "otel-limits quotas": "otel-limits quotas --top 10 --key 'team-*'",
+    "otel-limits quotas": "otel-limits quotas --top 10 --key acme",
     "otel-limits quotas reset": "otel-limits quotas reset tenants acme",
     "otel-limits quotas revoke": "otel-limits quotas revoke tenants acme",
     "otel-limits quotas unset": "otel-limits quotas unset tenants acme",

@@ -41,6 +41,11 @@ CONVERSATIONS: Final = (
     Column("idle_since", "Idle since", "date"),
     Column("state", "State", "date", is_key=True),
 )
+NO_ROWS: Final = "No key of a quota matches, and no conversation is near a cap."
+HASHES: Final = (
+    "Values from baggage and attributes are shown as hashes, which a pattern for the values cannot "
+    "match. Give the whole key, e.g. --key acme, or a pattern for its hash."
+)
 BLOCKED: Final = Column("blocked", "Block reason", is_key=True)
 
 
@@ -52,7 +57,7 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
         width: Columns of the terminal; `None` shows every column.
     """
     if not uses.rows and not uses.conversations:
-        return Text("No key of a quota matches, and no conversation is near a cap.")
+        return Text(f"{NO_ROWS} {HASHES}" if uses.is_pattern_of_hashes else NO_ROWS)
     shown = []
     if uses.rows:
         shown.append(_quotas(uses, width))

@@ -191,10 +191,10 @@ def add(commands: Any) -> None:
     )
     quotas.add_argument(
         "--key",
-        metavar="GLOB",
+        metavar="KEY",
         dest="key_glob",
         default="*",
-        help="show only keys matching this pattern, e.g. 'team-*'",
+        help="show only this key, e.g. acme, or keys that are shown like a pattern, e.g. 'team-*'",
     )
     add_changes(quotas.add_subparsers(title="commands", metavar="COMMAND"))
     kill = add_command(commands, "kill", KILL_HELP, exit_status(kill_agents))

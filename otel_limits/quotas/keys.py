@@ -27,6 +27,8 @@ MAX_VALUE_LENGTH: Final = 128
 HASH_LENGTH: Final = 32
 SHOWN_HASH_LENGTH: Final = 12
 
+PLAIN_SOURCES: Final = ("agent", "model")
+"""Sources whose values are displayed without a hash."""
 SOURCE: Final = re.compile(rf"agent|model|{KEY_SOURCE.pattern}")
 PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
 
@@ -72,6 +74,11 @@ class Template:
         if self.text and "{" not in self.text and "}" not in self.text:
             return (self.text,)
         return tuple(PLACEHOLDER.findall(self.text))
+
+    @property
+    def has_hashes(self) -> bool:
+        """Whether keys show hashes instead of values."""
+        return any(source not in PLAIN_SOURCES for source in self.sources)
 
     def key(self, quota: str, lookup: Lookup) -> Key:
         """Return the key of a model call."""
@@ -136,7 +143,7 @@ def key_text(value: object) -> str:
 def displayed(source: str, value: str) -> str:
     """Return the displayed form of a value."""
     # Untrusted values may be names of people, which metrics and logs must not contain.
-    if source in ("agent", "model") or value in (MISSING, INVALID):
+    if source in PLAIN_SOURCES or value in (MISSING, INVALID):
         return value
     return "#" + digest(value)[:SHOWN_HASH_LENGTH]
 

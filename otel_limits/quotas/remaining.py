@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.store import ConversationRecord
 
+
+WILDCARD: Final = re.compile(r"[*?[]")
+"""Part of a glob that no plain text is compared with."""
 
 NOT_ENABLED: Final = (
     "otel-limits is not enabled in this process. Call otel_limits.enable(), or import your agent's "
@@ -210,6 +214,8 @@ class Uses(NamedTuple):
     """Keys that `top` left out."""
     conversations: Sequence[ConversationUse] = ()
     """Conversations near a cap."""
+    is_pattern_of_hashes: bool = False
+    """True if a glob was compared with keys of which values are shown as hashes."""
 
 
 def read_use(
@@ -220,7 +226,7 @@ def read_use(
     Args:
         store: The quota store.
         quotas: Quotas to read.
-        glob: Glob for displayed keys.
+        glob: A key in the form of its quota, a key as it is displayed, or a glob for the latter.
         top: Maximum keys per quota.
 
     Raises:
@@ -228,15 +234,16 @@ def read_use(
     """
     now = store.now()
     rows: list[KeyUse] = []
-    omitted = 0
+    omitted, is_pattern_of_hashes = 0, False
     for quota in quotas:
+        is_pattern_of_hashes |= bool(WILDCARD.search(glob)) and quota.key.has_hashes
         # Counted while they are read, because a quota may have more keys than fit in memory.
         numbers = itertools.count()
         found = (use for use, _ in zip(_uses(store, quota, now, glob), numbers, strict=False))
         nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
         rows += nearest
         omitted += next(numbers) - len(nearest)
-    return Uses(rows, omitted)
+    return Uses(rows, omitted, is_pattern_of_hashes=is_pattern_of_hashes)
 
 
 def _order(use: KeyUse) -> tuple[float, str]:
@@ -332,10 +339,20 @@ def _counts(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[
     if not quota.key.sources:
         yield quota.count(quota.key.key_of_text(quota.name, EVERYTHING), now)
         return
+    # Values are shown as hashes, so a plain key is compared in the form in which it is shown.
+    globs = {glob, _shown(quota, glob)}
     is_used = False
     for key in store.keys(quota.name):
         is_used = True
-        if fnmatchcase(key.shown, glob):
+        if any(fnmatchcase(key.shown, each) for each in globs):
             yield quota.count(key, now)
     if not is_used:
         yield quota.count(Key("", f"no {quota.key.text} yet"), now)
+
+
+def _shown(quota: Quota, text: str) -> str:
+    """Return the form in which a plain key is shown, or the text if it has no such form."""
+    try:
+        return quota.key.key_of_text(quota.name, text).shown
+    except ValueError:  # of another form
+        return text

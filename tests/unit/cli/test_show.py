@@ -94,6 +94,8 @@ def test_no_quota_and_no_conversation_is_said() -> None:
     """The headings of a table without rows would not say of what there is none."""
     shown = str(table_of(Uses([], 0)))
     assert shown == "No key of a quota matches, and no conversation is near a cap."
+    shown = str(table_of(Uses([], 0, is_pattern_of_hashes=True)))
+    assert "Values from baggage and attributes are shown as hashes" in shown
 
 
 def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:
