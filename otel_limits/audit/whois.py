@@ -1,19 +1,22 @@
-"""The question `whois`: under which hashes a ledger has a name, if at all.
+"""The question `whois`: under which hashes a ledger has a name, and which name a hash belongs to.
 
-Nothing of the question is stored, and the answer does not repeat the name, so it can be filed.
+Nothing of the question is stored, and the answer does not repeat a name that is asked for, so it
+can be filed. The name of a hash is in the answer only if the ledger has it in the open.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.question import AuditQuery, Option, Question
+from otel_limits.core.labels import quoted
 
 if TYPE_CHECKING:
+    from otel_limits.ledger.queries import Place
     from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
     from otel_limits.settings.policy.document import Document
@@ -29,6 +32,8 @@ COLUMNS: Final = (
 )
 HASHED: Final = re.compile(r"#([0-9a-f]{12})")
 """A value from outside in a key as it is shown."""
+CONVERSATION: Final = re.compile(r"[0-9a-f]{8,32}")
+"""The hash of a conversation, or its first characters."""
 
 
 @dataclass(slots=True)
@@ -51,39 +56,60 @@ class Found:
         return ("yes" if self.records else "no", self.records, self.first_us, self.last_us)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The text of the question: a name, or hashes as they are shown."""
+
+    text: str
+    values: tuple[str, ...]
+    """The values of keys that it means, as they are shown."""
+    is_hash: bool
+
+    @classmethod
+    def of(cls, text: str) -> Asked:
+        """Read the text: `joe`, `worker/joe`, `#77f94bd05649` or `worker/#77f94bd05649`."""
+        from otel_limits.quotas.keys import displayed, key_text
+
+        hashes = tuple(dict.fromkeys(match[0] for match in HASHED.finditer(text)))
+        return cls(text, hashes or (displayed("baggage", key_text(text)),), bool(hashes))
+
+    def means(self, key: str) -> bool:
+        """Return whether a displayed key has the value, or is the key that is asked for."""
+        # The hash in `worker/#77f94bd05649` is that of one part, which other keys have, too.
+        is_part = self.is_hash and self.text not in self.values
+        return key == self.text or is_of(key, self.text) or (not is_part and self.values[0] in key)
+
+
 def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
-    """Answer under which hashes a name is recorded.
+    """Answer under which hashes a name is recorded, or which name a hash belongs to.
 
     Raises:
         ConfigurationError: The given policy file contains mistakes.
     """
-    from otel_limits.ledger import queries
-    from otel_limits.quotas.keys import displayed, key_text
     from otel_limits.settings.policy.file import usable_document, valid_document
 
     # Without the file of the environment, the forms of keys follow from those recorded.
     document, remark = (valid_document(policy), "") if policy else usable_document()
-    shown = displayed("baggage", key_text(name))
-    keys = {(quota.name, key.shown): Found() for quota, key in keys_in(document, name)}
-    value = Found()
-    for at_us, quota, key in (*recorded_keys(inquiry), *derived_keys(inquiry, document)):
-        if shown in key:
-            value.add(at_us)
-        if shown in key or means(key, name):
-            keys.setdefault((quota, key), Found()).add(at_us)
-    # Not every call has a charge or an audit key, but a halt by a quota names its key.
-    for at_us, quota, sentence in queries.halts_naming(inquiry.connection, "#"):
-        if shown in sentence:
-            value.add(at_us)
-        for (of, key), found in keys.items():
-            if of == quota and HASHED.search(key) and key in sentence:
-                found.add(at_us)
+    asked = Asked.of(name)
+    values, keys = records_of(inquiry, document, asked)
+    conversations = list(conversations_of(inquiry, document, name))
+    is_conversation = any(each.kind.startswith(name) for each in conversations)
+    is_hash = asked.is_hash or is_conversation
+    if is_conversation:  # the hash of a hash is in no key
+        values, keys = {}, {}
     rows = [
-        ("value of a key", None, shown, *value.figures),
+        *(("value of a key", None, value, *found.figures) for value, found in values.items()),
         *(("key of a quota", quota, key, *found.figures) for (quota, key), found in keys.items()),
-        *others(inquiry, name),
+        *(("conversation", each.of, each.kind, "yes", *each[2:]) for each in conversations),
+        *places_of(inquiry, name),
     ]
-    is_known = any(row[3] == "yes" for row in rows)
+    sentences: list[str] = []
+    if is_hash:
+        named = list(names_of(inquiry, document, asked, {each.kind for each in conversations}))
+        rows += [row for each in named for row in places_of(inquiry, each.name)]
+        sentences += map(str, named) if named else hints(document, asked, keys)
+    verb = "contains" if any(row[3] == "yes" for row in rows) else "does not contain"
+    first = f"The ledger {verb} the {'hash' if is_hash else 'name'}."
     return Answer(
         question="whois",
         title="Hashes of a name",
@@ -93,20 +119,57 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
                 name="whois",
                 title="Hashes of the name",
                 columns=COLUMNS,
-                rows=rows,
+                rows=list(dict.fromkeys(rows)),
                 note="Records: calls, halts and operator changes of a quota key, otherwise "
                 "invocations. "
                 "The form of a key follows from the policy file, or from recorded keys; only its "
                 "values from baggage and attributes are hashed.",
             )
         ],
-        summary=" ".join(
-            filter(
-                None,
-                [f"The ledger {'contains' if is_known else 'does not contain'} the name.", remark],
-            )
-        ),
+        summary=" ".join(filter(None, [first, *sentences, remark])),
     )
+
+
+# --- keys of quotas -------------------------------------------------------------------------------
+
+
+def records_of(
+    inquiry: AuditQuery, document: Document, asked: Asked
+) -> tuple[dict[str, Found], dict[tuple[str, str], Found]]:
+    """Find the records of the values, and of the keys of each quota that have them."""
+    values = {value: Found() for value in asked.values}
+    # The form of a key says nothing about a hash: several quotas may have the same.
+    written = () if asked.is_hash else keys_in(document, asked.text)
+    keys = {(quota.name, key.shown): Found() for quota, key in written}
+    for at_us, quota, key in (*recorded_keys(inquiry), *derived_keys(inquiry, document)):
+        for value, found in values.items():
+            if value in key:
+                found.add(at_us)
+        if asked.means(key):
+            keys.setdefault((quota, key), Found()).add(at_us)
+    add_halts(inquiry, asked, values, keys)
+    return values, keys
+
+
+def add_halts(
+    inquiry: AuditQuery,
+    asked: Asked,
+    values: dict[str, Found],
+    keys: dict[tuple[str, str], Found],
+) -> None:
+    """Add the halts by quotas: not every call has a charge or an audit key, but they name a key."""
+    from otel_limits.ledger import queries
+
+    whole = re.compile(rf" for {re.escape(asked.text)}(?![^\s:;,.])")
+    for at_us, quota, sentence in queries.halts_naming(inquiry.connection, "#"):
+        for value, found in values.items():
+            if value in sentence:
+                found.add(at_us)
+        if asked.is_hash and whole.search(sentence):
+            keys.setdefault((quota, asked.text), Found())
+        for (of, key), found in keys.items():
+            if of == quota and HASHED.search(key) and key in sentence:
+                found.add(at_us)
 
 
 def keys_in(document: Document, name: str) -> Iterator[tuple[Quota, Key]]:
@@ -147,7 +210,7 @@ def derived_keys(inquiry: AuditQuery, document: Document) -> Iterator[tuple[int,
                 yield int(call.started * MICROSECONDS), each.quota.name, key.shown
 
 
-def means(key: str, name: str) -> bool:
+def is_of(key: str, name: str) -> bool:
     """Return whether a displayed key is that of a name, such as `researcher/joe`."""
     from otel_limits.quotas.keys import displayed, key_text
 
@@ -161,22 +224,116 @@ def means(key: str, name: str) -> bool:
     return hashed == [f"#{each}" for each in parts[1::2]]
 
 
-def others(inquiry: AuditQuery, name: str) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of conversations, and of places that have the name in the open."""
+# --- conversations, and names in the open ---------------------------------------------------------
+
+
+def conversations_of(inquiry: AuditQuery, document: Document, name: str) -> Iterator[Place]:
+    """Find the conversations of a name, and those whose hash begins with it."""
     from otel_limits.ledger import queries
     from otel_limits.runs.conversations import conversation_hash
 
     connection = inquiry.connection
-    hashes = {agent: conversation_hash(agent, name) for agent in queries.agents(connection)}
-    for conversation, agent, *seen in queries.conversations(connection, hashes):
-        yield "conversation", agent, conversation, "yes", *seen
-    for kind, of, *seen in queries.places(connection, name):
+    hashes = {
+        conversation_hash(agent, identity): agent
+        for agent in queries.agents(connection)
+        for identity in identities(document, name)
+    }
+    for place in queries.conversations(connection, list(hashes)):
+        yield place._replace(of=hashes[place.kind])
+    if CONVERSATION.fullmatch(name):
+        yield from queries.conversations_from(connection, name)
+
+
+def identities(document: Document, name: str) -> Iterator[str]:
+    """Yield the IDs that a conversation of a name may have: of a thread, or of a value."""
+    from otel_limits.runs.conversations import keyed_identity
+
+    yield name
+    for key in conversation_keys(document):
+        yield keyed_identity(key, name)
+
+
+def conversation_keys(document: Document) -> list[str]:
+    """List what names the conversations of agents, such as `baggage.user`."""
+    from otel_limits.settings.settings_reader import read_settings
+
+    policies = document.policies(read_settings().settings.policy).values()
+    return sorted({each.conversation_key for each in policies if each.conversation_key})
+
+
+def places_of(inquiry: AuditQuery, name: str) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of the places that have the name in the open."""
+    from otel_limits.ledger import queries
+
+    for kind, of, *seen in queries.places(inquiry.connection, name):
         yield kind, of if kind == "audit key" else None, None, "yes", *seen
+
+
+# --- the name of a hash ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A name that the ledger has in the open, and its hash."""
+
+    hash: str
+    name: str
+    kind: str
+    """An audit key, or what else has the name."""
+
+    def __str__(self) -> str:
+        """Return a sentence."""
+        return f"{self.hash} is the hash of {quoted(self.name)}, recorded as {self.kind}."
+
+
+def names_of(
+    inquiry: AuditQuery, document: Document, asked: Asked, conversations: set[str]
+) -> Iterator[Named]:
+    """Find the names of hashes among the values of audit keys, and the IDs of sessions."""
+    from otel_limits.ledger import queries
+    from otel_limits.quotas.keys import displayed, key_text
+    from otel_limits.runs.conversations import conversation_hash
+
+    connection = inquiry.connection
+    if asked.is_hash:
+        for key, value in inquiry.work.through(queries.audit_values(connection)):
+            shown = displayed("baggage", key_text(value))
+            if shown in asked.values:
+                yield Named(shown, value, f"audit key {key}")
+    for conversation in sorted(conversations):
+        for agent, key, value in queries.names_within(connection, conversation):
+            ids = identities(document, value)
+            if any(conversation_hash(agent, each) == conversation for each in ids):
+                yield Named(conversation, value, f"audit key {key}" if key else "session")
+
+
+def hints(document: Document, asked: Asked, keys: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """Say that the name of a hash is unknown, and what would record it."""
+    from otel_limits.audit.quota_budget import ALWAYS_RECORDED, audit_key_of
+
+    yield "Its name is not recorded, and a hash cannot be turned into a name."
+    quotas = {name for name, _ in keys}
+    sources = {
+        source
+        for entry in document.quotas.values()
+        if entry.value.name in quotas
+        for source in entry.value.key.sources
+        if source not in ALWAYS_RECORDED
+    }
+    names = ",".join(sorted(map(audit_key_of, sources or conversation_keys(document))))
+    if names:
+        yield f"With OTEL_LIMITS_AUDIT_KEYS={names}, the names of later invocations are recorded."
+    elif asked.is_hash:
+        yield (
+            "Names of later invocations are recorded if OTEL_LIMITS_AUDIT_KEYS has the baggage or "
+            "attribute that is the key of the quota."
+        )
 
 
 WHOIS: Final = Question(
     name="whois",
-    help="Show the hashes of a name, e.g. of a user, and whether the ledger contains it.",
+    help="Show the hashes of a name, e.g. of a user, or the name of a hash, and whether the ledger "
+    "contains it.",
     answer=whois,
     tables={"whois": COLUMNS},
     options=(
@@ -184,7 +341,8 @@ WHOIS: Final = Question(
             "name",
             "NAME",
             str,
-            "value of a key, several as in researcher/joe, or the ID of a thread or session",
+            "value of a key, several as in researcher/joe, the ID of a thread or session, or a "
+            "hash as it is shown, e.g. #77f94bd05649",
         ),
         Option(
             "--policy",

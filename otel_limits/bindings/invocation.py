@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -26,6 +25,7 @@ from otel_limits.core.events import marked_stop
 from otel_limits.core.failures import first_line, without_moving_parts
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.loops import Call, fingerprint
+from otel_limits.runs.conversations import keyed_identity
 from otel_limits.runs.current import CURRENT, TASK_SCOPE, current_scope, for_threads
 from otel_limits.runs.run import Run
 from otel_limits.runs.tasks import UNKNOWN_INPUT
@@ -667,8 +667,7 @@ def conversation_of(
         return own or ""
     kind, _, name = key.partition(".")
     value = baggage.get_baggage(name) if kind == "baggage" else attributes.get(name)
-    # With the key, as a thread may have the same ID.
-    return json.dumps([key, str(value)]) if value not in (None, "") else ""
+    return keyed_identity(key, str(value)) if value not in (None, "") else ""
 
 
 def audited(attributes: Mapping[str, object], keys: tuple[str, ...]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -480,12 +480,46 @@ def agents(connection: sa.Connection) -> list[str]:
     return sorted(connection.scalars(found))
 
 
-def conversations(connection: sa.Connection, hashes: Mapping[str, str]) -> Iterator[Place]:
-    """Find conversations; `hashes` has their hash for each agent that may have begun them."""
-    by_hash = {conversation: agent for agent, conversation in hashes.items()}
-    statement = sa.select(RUNS.conversation, *SEEN).where(RUNS.conversation.in_(list(by_hash)))
-    for conversation, *seen in connection.execute(statement.group_by(RUNS.conversation)):
-        yield Place(conversation, by_hash[conversation], *seen)
+def conversations(connection: sa.Connection, hashes: Collection[str]) -> Iterator[Place]:
+    """Find conversations by their hashes, each with the agent that began it."""
+    return _conversations(connection, RUNS.conversation.in_(list(hashes)))
+
+
+def conversations_from(connection: sa.Connection, start: str) -> Iterator[Place]:
+    """Find conversations whose hash begins with `start`."""
+    # A range, as in `tree`: "g" is the first letter after the hexadecimal ones.
+    return _conversations(connection, RUNS.conversation.between(start, f"{start}g"))
+
+
+def _conversations(connection: sa.Connection, condition: Any) -> Iterator[Place]:
+    outermost = sa.func.min(RUNS.agent).filter(RUNS.parent_id.is_(None))
+    agent = sa.func.coalesce(outermost, sa.func.min(RUNS.agent))
+    columns = (RUNS.conversation, agent, *SEEN)
+    statement = sa.select(*columns).where(condition).group_by(RUNS.conversation)
+    for row in connection.execute(statement.order_by(RUNS.conversation)):
+        yield Place(*row)
+
+
+def audit_values(connection: sa.Connection) -> Iterator[tuple[str, str]]:
+    """Iterate over the audit keys and their values, each once."""
+    columns = (ATTRIBUTE_TABLE.c.key, ATTRIBUTE_TABLE.c.value)
+    statement = sa.select(*columns).distinct().order_by(*columns)
+    for row in connection.execute(statement, execution_options={"yield_per": PORTION}):
+        yield row.key, row.value
+
+
+def names_within(connection: sa.Connection, conversation: str) -> Iterator[tuple[str, str, str]]:
+    """Iterate over agents, audit keys and values of a conversation; sessions have no key."""
+    is_within = RUNS.conversation == conversation
+    sessions = sa.select(RUNS.agent, RUNS.session_id).where(is_within).distinct()
+    for agent, session in connection.execute(sessions):
+        if session is not None:
+            yield agent, "", session
+    columns = (RUNS.agent, ATTRIBUTE_TABLE.c.key, ATTRIBUTE_TABLE.c.value)
+    joined = ATTRIBUTE_TABLE.join(INVOCATION_TABLE, RUNS.id == ATTRIBUTE_TABLE.c.invocation_id)
+    values = sa.select(*columns).select_from(joined).where(is_within).distinct()
+    for agent, key, value in connection.execute(values):
+        yield agent, key, value
 
 
 def places(connection: sa.Connection, name: str) -> Iterator[Place]:

@@ -38,6 +38,12 @@ def conversation_hash(*parts: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:HASH_LENGTH]
 
 
+def keyed_identity(key: str, value: str) -> str:
+    """Return the ID of a conversation that `conversation_key` names."""
+    # With the key, as a thread may have the same ID.
+    return json.dumps([key, value])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationSums:
     """The usage of a conversation, or a part of it that is added."""

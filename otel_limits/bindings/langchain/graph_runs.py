@@ -582,11 +582,13 @@ def interrupt_prefix(agent: str, configurable: Mapping[str, Any]) -> str:
 
 
 def own_conversation_of(configurable: Mapping[str, Any]) -> str:
-    """Return the ID of a graph's conversation: its thread and the namespace there."""
+    """Return the ID of a graph's conversation: its thread, and the namespace there if any."""
     thread = str(configurable.get("thread_id") or "")
+    space = str(configurable.get("checkpoint_ns") or "")
+    if not thread or not space:
+        return thread
     # Without the IDs of tasks, which differ each time: `researcher:1c0…|writer:9f2…`.
-    spaces = str(configurable.get("checkpoint_ns") or "").split("|")
-    return json.dumps([thread, *(each.partition(":")[0] for each in spaces)]) if thread else ""
+    return json.dumps([thread, *(each.partition(":")[0] for each in space.split("|"))])
 
 
 def _space_of(configurable: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from otel_limits.cli import main
 from otel_limits.core.events import QuotaGrant
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.quotas.keys import Template
-from otel_limits.runs.conversations import conversation_hash
+from otel_limits.runs.conversations import conversation_hash, keyed_identity
 from otel_limits.testing import ScriptedModel, endless, uses
 from tests.ledger.book import NINE, Entry, write
 
@@ -154,6 +154,85 @@ def test_a_key_follows_from_audit_keys_of_calls_without_charges(
     assert ("value of a key", None, hashed("joe"), 2) in rows
     assert ("key of a quota", "users", hashed("joe"), 1) in rows
     assert ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1) in rows
+
+
+def test_a_hash_is_found_with_the_name_that_the_ledger_has(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Someone who reads it in the message of a halt asks whose it is."""
+    fill(ledger)
+    observed = asked(capsys, hashed("joe"))
+    pair = ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1)
+    name_rows = {
+        ("agent", None, None, 1),
+        ("session", None, None, 1),
+        ("audit key", "user.id", None, 1),
+    }
+    value = ("value of a key", None, hashed("joe"), 1)
+    assert rows_of(observed) == {value, pair, *name_rows}
+    assert observed["summary"] == (
+        f"The ledger contains the hash. {hashed('joe')} is the hash of 'joe', recorded as audit "
+        "key user.id."
+    )
+    # A key of several parts is that key only.
+    observed = asked(capsys, f"worker/{hashed('joe')}")
+    assert rows_of(observed) == {value, pair, *name_rows}
+    assert "the hash of 'joe'" in observed["summary"]
+    assert pair not in rows_of(asked(capsys, f"other/{hashed('joe')}"))
+
+
+def test_a_hash_without_a_name_names_its_audit_key(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A hash cannot be turned into a name; the halt is found even with a quota in memory."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    token = context.attach(baggage.set_baggage("user", "joe"))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    context.detach(token)
+    disable()
+    answer = asked(capsys, hashed("joe"))
+    assert rows_of(answer) == {
+        ("value of a key", None, hashed("joe"), 1),
+        ("key of a quota", "users", hashed("joe"), 1),
+    }
+    assert answer["summary"] == (
+        "The ledger contains the hash. Its name is not recorded, and a hash cannot be turned into "
+        "a name. With OTEL_LIMITS_AUDIT_KEYS=user, the names of later invocations are recorded."
+    )
+    answer = asked(capsys, hashed("ann"))
+    assert answer["summary"].startswith("The ledger does not contain the hash.")
+    assert {row["known"] for row in answer["whois"]} == {"no"}
+
+
+def test_a_conversation_is_found_by_its_name_and_by_its_hash(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is the ID of a session, or the value that names conversations."""
+    keyed = conversation_hash("worker", keyed_identity("attribute.user.id", "joe"))
+    thread = conversation_hash("worker", "anna")
+    write(
+        ledger.address,
+        Entry(attributes={"user.id": "joe"}, conversation=keyed),
+        Entry(session="anna", conversation=thread),
+    )
+    monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_KEY", "attribute.user.id")
+    for name, hash_, place in (("anna", thread, "session"), ("joe", keyed, "audit key user.id")):
+        row = ("conversation", "worker", hash_, 1)
+        assert row in rows_of(asked(capsys, name))
+        for text in (hash_, hash_[:8]):
+            answer = asked(capsys, text)
+            assert row in rows_of(answer)
+            assert answer["summary"] == (
+                f"The ledger contains the hash. {hash_} is the hash of {name!r}, recorded as "
+                f"{place}."
+            )
 
 
 def test_broken_policy_file_leaves_recorded_keys(

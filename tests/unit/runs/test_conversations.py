@@ -294,6 +294,19 @@ def test_a_key_identifies_the_conversation(key: str, monkeypatch: pytest.MonkeyP
     assert model.calls == 4
 
 
+@pytest.mark.parametrize("chat_of", [langchain_chat, sdk_chat])
+def test_a_conversation_has_the_hash_of_its_agent_and_thread(
+    chat_of: Callable[..., Chat],
+) -> None:
+    """Imported spans have the ID of a thread or session, too, and `audit whois` looks for it."""
+    seen: list[Started] = []
+    enable(observers=[noting(Started, seen.append)], max_turns=9)
+    thread = f"thread-{next(IDS)}"
+    chat_of([says("a")], thread).send()
+    expected = conversation_hash("boss", thread)
+    assert [each.invocation.conversation for each in seen] == [expected]
+
+
 def test_events_share_the_hash_of_their_conversation() -> None:
     """A sub-agent belongs to the conversation of the agent around it; no ID appears."""
     seen: list[Started] = []
