@@ -32,9 +32,12 @@ from otel_limits.settings.policy.file import valid_document
 from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from otel_limits.audit.question import AuditQuery
     from otel_limits.core.price_lookup import Prices
     from otel_limits.ledger.closing import Period
+    from otel_limits.ledger.focus import Cause
     from otel_limits.ledger.repricing import Repriced
 
 
@@ -178,13 +181,22 @@ def export_focus(arguments: Namespace) -> int:
             f"{pluralize(found.unpriced, 'call')} without a price left out. To price them, run: "
             "otel-limits ledger reprice\n"
         )
-    if found.undivided:
-        sys.stderr.write(
-            f"{pluralize(found.undivided, 'call')} recorded at other prices than the current ones; "
-            f"their cost has the meter {focus.UNDIVIDED}. To use current prices, run: otel-limits "
-            "ledger reprice --all\n"
-        )
+    for cause, number in sorted(found.undivided.items()):
+        calls = pluralize(number, "call")
+        sys.stderr.write(f"{calls} with the meter {focus.UNDIVIDED}: {UNDIVIDED_CAUSES[cause]}\n")
     return 0
+
+
+UNDIVIDED_CAUSES: Final[Mapping[Cause, str]] = {
+    "policy": "their prices are those of another policy file. To divide them, set "
+    "OTEL_LIMITS_POLICY to that file. To replace them, run: otel-limits ledger reprice --all "
+    "--policy FILE",
+    "changed": "recorded at other prices than the current ones. To use current prices, run: "
+    "otel-limits ledger reprice --all",
+    "unlisted": "their models have no current price. To divide their cost, set OTEL_LIMITS_POLICY "
+    "to a policy file with the prices.",
+    "stated": "the response stated their cost, without rates.",
+}
 
 
 def import_spans(arguments: Namespace) -> int:
@@ -292,7 +304,7 @@ def reprice(arguments: Namespace) -> int:
         done = price_again(
             database, prices, chosen, work, every=arguments.all, writes=not arguments.dry_run
         )
-    sys.stdout.write(_account_of(done, is_dry=arguments.dry_run))
+    sys.stdout.write(_account_of(done, is_dry=arguments.dry_run, is_all=arguments.all))
     return 0
 
 
@@ -311,7 +323,7 @@ def _present_prices(policy: str | None) -> Prices:
     return prices
 
 
-def _account_of(done: Repriced, *, is_dry: bool) -> str:
+def _account_of(done: Repriced, *, is_dry: bool, is_all: bool) -> str:
     """Describe the changes by model."""
     from otel_limits.audit.answer import money
 
@@ -323,6 +335,14 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
             f"{model}: {pluralize(change.calls, 'call')}, {change.was_unpriced:,} without a price; "
             f"{money(change.former)} before, {money(change.now)} now."
         )
+    if not done.changed:
+        lines += _unchanged(done, is_all=is_all)
+    if done.kept:
+        calls = pluralize(
+            done.kept.total(), "model call keeps its price", "model calls keep their prices"
+        )
+        models = ", ".join(sorted(done.kept))
+        lines.append(f"{calls}, as the current prices have none for: {models}. {USE_POLICY}")
     if done.still_unpriced:
         calls = done.still_unpriced.total()
         still = pluralize(calls, "model call still has", "model calls still have")
@@ -333,6 +353,24 @@ def _account_of(done: Repriced, *, is_dry: bool) -> str:
             "with --policy: models: {NAME: {price: {input: 1, output: 2}}}"
         )
     return "".join(f"{line}\n" for line in lines)
+
+
+USE_POLICY: Final = (
+    "If they were priced by a policy file, name it with --policy or OTEL_LIMITS_POLICY."
+)
+
+
+def _unchanged(done: Repriced, *, is_all: bool) -> Iterator[str]:
+    """Say why no price changed, except for calls without a current price."""
+    same = done.seen - done.still_unpriced.total() - done.kept.total()
+    if not done.seen:
+        yield (
+            "No selected call has tokens."
+            if is_all
+            else "No selected call lacks a price. To replace prices, add --all."
+        )
+    elif same:
+        yield f"{pluralize(same, 'model call has', 'model calls have')} the current price already."
 
 
 # --- ledger close ---------------------------------------------------------------------------------

@@ -7,12 +7,12 @@ unit price: tokens at another, e.g. of a long prompt, are another row.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal, localcontext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import sqlalchemy as sa
 
@@ -27,11 +27,16 @@ from otel_limits.ledger.schema import CALLS, IS_UNPRICED, MODEL_CALL_TABLE
 from otel_limits.ledger.selection import Joins, Selection, audit_keys
 
 if TYPE_CHECKING:
+    from otel_limits.core.price import Quote
     from otel_limits.core.price_lookup import Prices
 
 UNDIVIDED: Final = "Undivided"
 """Meter of calls whose recorded price is not that of the present price list, so that it cannot be
 divided; one unit is one USD."""
+
+Cause = Literal["policy", "changed", "unlisted", "stated"]
+"""Why the price of a call cannot be divided: it is of another policy file, not the current one, of
+a model without a current one, or a cost that the response states."""
 
 SERVICES: Final = {
     "anthropic": ("Anthropic", "Claude API"),
@@ -120,14 +125,14 @@ class Charges:
     Attributes:
         quantities: Tokens, requests or searches; picodollars of undivided calls.
         unpriced: Calls without a known price, which are in no charge.
-        undivided: Calls whose price cannot be divided.
+        undivided: Calls whose price cannot be divided, by cause.
     """
 
     def __init__(self) -> None:
         """Start without calls."""
         self.quantities: defaultdict[MeterCharge, int] = defaultdict(int)
         self.unpriced = 0
-        self.undivided = 0
+        self.undivided: Counter[Cause] = Counter()
 
     def add(self, row: Any, keys: Sequence[str], prices: Prices) -> None:
         """Add one call."""
@@ -142,10 +147,18 @@ class Charges:
         with localcontext(EXACT):
             amount = sum((each.cost for each in parts), NO_COST)
         if quote.price is None or picodollars(amount) != row.price_pico:
-            self.undivided += 1
+            self.undivided[_cause(row, quote)] += 1
             parts = [PricePart(UNDIVIDED, row.price_pico, Decimal(1))]
         for meter, quantity, price in parts:
             self.quantities[MeterCharge(*of, meter, price)] += quantity
+
+
+def _cause(row: Any, quote: Quote) -> Cause:
+    if row.price_source == "policy":
+        return "policy"
+    if quote.price is None:
+        return "unlisted"
+    return "stated" if picodollars(quote.price) == row.price_pico else "changed"
 
 
 class PricePart(NamedTuple):
@@ -213,7 +226,7 @@ NEEDED: Final = (
     CALLS.day, CALLS.at_us, CALLS.agent, CALLS.model, CALLS.provider,
     CALLS.input_tokens, CALLS.output_tokens, CALLS.cache_read_tokens, CALLS.cache_write_tokens,
     CALLS.cache_write_1h_tokens, CALLS.tier, CALLS.price_basis, CALLS.price_pico,
-    CALLS.stated_pico,
+    CALLS.stated_pico, CALLS.price_source,
 )  # fmt: skip
 
 

@@ -232,6 +232,8 @@ class Repriced:
     """Calls that were checked."""
     still_unpriced: Counter[str] = field(default_factory=Counter)
     """Calls without a price, by model."""
+    kept: Counter[str] = field(default_factory=Counter)
+    """Calls that keep their price, as there is no current one, by model."""
     by_model: dict[str, Change] = field(default_factory=dict)
     """Changes by model."""
 
@@ -297,8 +299,7 @@ def _is_changed(row: PricedRow, pico: int | None, done: Repriced) -> bool:
     """Compare the price of a call with its current price, and count it."""
     done.seen += 1
     if pico is None:
-        if row.price_pico is None:
-            done.still_unpriced[row.model] += 1
+        (done.still_unpriced if row.price_pico is None else done.kept)[row.model] += 1
         return False
     if pico == row.price_pico:
         return False

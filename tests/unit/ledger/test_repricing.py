@@ -84,7 +84,14 @@ def test_unpriced_calls_are_priced(
     rows = recorded.calls()
     capsys.readouterr()
     assert main(["ledger", "reprice", "--all"]) == 0
-    assert capsys.readouterr().out == "0 of 2 model calls were repriced.\n"
+    assert capsys.readouterr().out == (
+        "0 of 2 model calls were repriced.\n2 model calls have the current price already.\n"
+    )
+    assert main(["ledger", "reprice"]) == 0
+    assert capsys.readouterr().out == (
+        "0 of 0 model calls were repriced.\n"
+        "No selected call lacks a price. To replace prices, add --all.\n"
+    )
     assert recorded.calls() == rows
 
 
@@ -135,7 +142,11 @@ def test_price_no_longer_listed_stays(
     policy.write_text("models: {other: {price: {input: 1, output: 1}}}\n")
     capsys.readouterr()
     assert main(["ledger", "reprice", "--all"]) == 0
-    assert capsys.readouterr().out == "0 of 2 model calls were repriced.\n"
+    assert capsys.readouterr().out == (
+        "0 of 2 model calls were repriced.\n"
+        "2 model calls keep their prices, as the current prices have none for: scripted. If they "
+        "were priced by a policy file, name it with --policy or OTEL_LIMITS_POLICY.\n"
+    )
     assert {call["price_pico"] for call in recorded.calls()} == {30_000_000}
 
 
@@ -145,7 +156,7 @@ def test_calls_of_a_time_can_be_chosen(
     """Others are not looked at."""
     policy.write_text(PRICE.format(3))
     assert main(["ledger", "reprice", "--until", "2020-01-01"]) == 0
-    assert capsys.readouterr().out == "0 of 0 model calls were repriced.\n"
+    assert capsys.readouterr().out.startswith("0 of 0 model calls were repriced.\n")
     assert {call["price_pico"] for call in recorded.calls()} == {None}
 
 
