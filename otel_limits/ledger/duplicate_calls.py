@@ -1,7 +1,8 @@
 """Calls that the ledger has from another source: an agent, a log, or spans.
 
 A log has no ID that an agent or a span records. A call is the same if model and tokens are equal
-and their times overlap; each recorded call matches at most one logged call.
+and their times overlap; each recorded call matches at most one logged call. An agent's call at the
+address of a vendor did not go through LiteLLM, as `audit reconcile --bill` sees it, too.
 Spans of Claude Code have the IDs of its log.
 """
 
@@ -13,7 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 import sqlalchemy as sa
 
+from otel_limits.core.terms import billable_call_in_ledger
+from otel_limits.core.usage import NO_USAGE
 from otel_limits.ledger.coding_agents import CLAUDE_CODE, key_in_log
+from otel_limits.ledger.litellm_logs import LITELLM
 from otel_limits.ledger.rows import SAME_CALL_MICROSECONDS, portions
 from otel_limits.ledger.schema import CALLS, IS_IMPORTED
 from otel_limits.otel.kinds import CLAUDE_CODE as SPANS_OF_CLAUDE_CODE
@@ -23,14 +27,16 @@ if TYPE_CHECKING:
     from otel_limits.ledger.database import Database
     from otel_limits.ledger.otlp import Span, SpanKey
 
+GATEWAY_NAMES: Final = frozenset({LITELLM, "litellm_proxy"})
 CLOCKS_MICROSECONDS: Final = 1_000_000
 """Clocks of two machines may differ by this much."""
 
 PORTION: Final = 2_000
 """Traces in a statement: SQLite allows 32,766 parameters, PostgreSQL 65,535."""
 
-Recorded = tuple[int, int, str, str]
-"""A recorded call: its end, its start, its model, and the program of its log, if it is of one."""
+Recorded = tuple[int, int, str, str, str | None]
+"""A recorded call: its end, its start, its model, the program of its log, if it is of one, and the
+inputs of its price."""
 
 
 def recorded_elsewhere(database: Database, spans: Collection[Span]) -> set[SpanKey]:
@@ -80,6 +86,7 @@ def _calls(
             program,
             CALLS.input_tokens,
             CALLS.output_tokens,
+            CALLS.price_basis,
         )
         .where(
             CALLS.at_us >= since_us,
@@ -87,9 +94,9 @@ def _calls(
         )
         .order_by(CALLS.at_us)
     )
-    for at_us, duration_us, model, program, sent, output in connection.execute(statement):
+    for at_us, duration_us, model, program, sent, output, basis in connection.execute(statement):
         start_us = int(at_us) - int(duration_us or 0)
-        yield (int(sent), int(output)), (int(at_us), start_us, model, program)
+        yield (int(sent), int(output)), (int(at_us), start_us, model, program, basis)
 
 
 def _same(span: Span, call: CallInLog, recorded: Sequence[Recorded]) -> int | None:
@@ -97,15 +104,26 @@ def _same(span: Span, call: CallInLog, recorded: Sequence[Recorded]) -> int | No
     names = {part for each in call.models for part in _names(each)}
     first = bisect_left(recorded, (span.start_us - CLOCKS_MICROSECONDS,))
     for place in range(first, len(recorded)):
-        at_us, start_us, model, program = recorded[place]
+        at_us, start_us, model, program, basis = recorded[place]
         if at_us > span.end_us + SAME_CALL_MICROSECONDS:
             return None
         # Calls of an earlier import of this log are identified by their own ID.
-        is_other = program != call.program
+        is_other = program != call.program and not _is_past(call.program, program, basis)
         is_during = start_us <= span.end_us + CLOCKS_MICROSECONDS
         if is_other and is_during and not names.isdisjoint(_names(model)):
             return place
     return None
+
+
+def _is_past(log: str, program: str, basis: str | None) -> bool:
+    """Return whether an agent made a call at the address of a vendor, and so not through LiteLLM.
+
+    The spans of LiteLLM have such addresses, too.
+    """
+    if log != LITELLM or program:
+        return False
+    vendor = billable_call_in_ledger("", "", NO_USAGE, None, basis).vendor
+    return vendor is not None and vendor not in GATEWAY_NAMES
 
 
 def _names(model: str) -> tuple[str, str]:

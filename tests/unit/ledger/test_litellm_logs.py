@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import sqlite3
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -238,6 +239,21 @@ def test_call_of_recorded_agent_counts_once(
     assert len(ledger.invocations()) == calls
     assert ("1 model call was already in the ledger" in capsys.readouterr().out) == (calls == 1)
     assert ledger.calls()[0] == live
+
+
+@pytest.mark.parametrize(("vendor", "calls"), [("openai", 2), ("litellm_proxy", 1)])
+def test_call_at_the_address_of_a_vendor_is_not_of_the_gateway(
+    ledger: LedgerFile, tmp_path: Path, vendor: str, calls: int
+) -> None:
+    """A bill of the gateway does not have it, either."""
+    write(ledger.address, Entry(calls=[LIVE], at=NINE))
+    with sqlite3.connect(ledger.path) as connection:
+        connection.execute(
+            "UPDATE otel_limits_model_calls SET price_basis = ?", (json.dumps({"vendor": vendor}),)
+        )
+    connection.close()
+    imported(tmp_path, changed(1, **AT))
+    assert len(ledger.calls()) == calls
 
 
 def test_each_recorded_call_is_one_of_the_log(ledger: LedgerFile, tmp_path: Path) -> None:
