@@ -77,6 +77,7 @@ def anomalies(inquiry: AuditQuery, by: Sequence[str], min_days: int) -> Answer:
             "only checked for high values. The score is the distance from the usual value, in "
             "standard deviations that outliers hardly change; a day is listed above "
             f"{OUTSIDE:g}.",
+            empty=_tested(series, min_days),
         )
         for name, series in every.items()
     ]
@@ -119,6 +120,24 @@ def _turns(inquiry: AuditQuery, by: Sequence[str]) -> ValuesByGroup:
         # The mean over all parts of a day, which differ in size.
         series.setdefault(tuple(group), {})[day] = turns / invocations
     return series
+
+
+def _tested(series: ValuesByGroup, min_days: int) -> str:
+    """Say in how many groups no day is unusual, or that no group has enough days."""
+    if not series:
+        return "Not tested: there is nothing to compare."
+    longest = max(map(len, series.values()))
+    if longest < min_days:
+        return (
+            f"Not tested: {pluralize(longest, 'day')} with calls per group at most, at least "
+            f"{min_days:,} needed (--min-days)."
+        )
+    untested = sum(len(days) < min_days for days in series.values())
+    if not untested:
+        return "None."
+    groups = pluralize(untested, "other group has", "other groups have")
+    tested = pluralize(len(series) - untested, "group")
+    return f"None in {tested}. Not tested: {groups} fewer than {pluralize(min_days, 'day')}."
 
 
 def _found(series: ValuesByGroup, min_days: int, today: str) -> list[tuple[Any, ...]]:

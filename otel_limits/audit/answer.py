@@ -57,6 +57,8 @@ class Table:
     """A hint for readers of the table."""
     levels: Sequence[int] = ()
     """Indentation of each row, if the rows are a tree."""
+    empty: str = "None."
+    """Shown if there are no rows."""
 
     def note_with(self, columns: Iterable[Column]) -> str:
         """Return the hint after those of the columns that are shown; empty without rows."""

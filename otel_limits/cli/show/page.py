@@ -109,7 +109,8 @@ def _table(table: Table) -> str:
     ]
     foot = lines.pop() if table.total is not None else ""
     # Headings of no rows would look like an answer that was cut off.
-    rows = "".join(lines) or f'<tr><td class="empty" colspan="{len(table.columns)}">None.</td></tr>'
+    nothing = f'<td class="empty" colspan="{len(table.columns)}">{escape(table.empty)}</td>'
+    rows = "".join(lines) or f"<tr>{nothing}</tr>"
     return (
         f'<section><h2>{escape(table.title)}</h2><div class="scroll">'
         f'<table id="table-{table.name}"{" data-tree" if table.levels else ""}>'

@@ -44,7 +44,7 @@ def show(answer: Answer, *, wide: bool = False) -> None:
         screen.print(Text(table.title, style="bold"))
         shown = table.columns
         if not table.rows:
-            screen.print("None.")
+            screen.print(Text(table.empty))
         elif table.levels:
             screen.print(_tree(table, screen.width))
         else:

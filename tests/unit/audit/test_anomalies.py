@@ -57,6 +57,22 @@ def test_little_data_is_silence(ledger: LedgerFile, capsys: Output) -> None:
     assert len(answer(capsys, "--min-days", "9")["cost"]) == 1
 
 
+def test_groups_that_are_not_tested_are_not_said_to_be_usual(
+    ledger: LedgerFile, capsys: Output
+) -> None:
+    """Instead of `None.`, which would be a result."""
+    write(ledger.address, *days("50.0"), *days(*USUAL, agent="older"))
+    assert main(["audit", "anomalies", "--agent", "worker"]) == 0
+    shown = capsys.readouterr().out
+    needed = "Not tested: 1 day with calls per group at most, at least 10 needed (--min-days)."
+    assert shown.count(needed) == 2  # cost, and turns
+    assert "Not tested: there is nothing to compare." in shown  # no call is without a price
+    assert "None." not in shown
+    assert main(["audit", "anomalies"]) == 0
+    shown = capsys.readouterr().out
+    assert "None in 1 group. Not tested: 1 other group has fewer than 10 days." in shown
+
+
 def test_without_prices_tokens_are_compared(ledger: LedgerFile, capsys: Output) -> None:
     """Turns are checked as well: ten times as many on the last day."""
     more = Entry(calls=[Call()] * 10, at=NINE + 11 * DAY)
