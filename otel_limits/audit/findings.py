@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from otel_limits.audit.answer import ranges
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.wording import pluralize
+from otel_limits.core.wording import pluralize, shortest
 from otel_limits.ledger.rows import dollars
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _amounts(totals: Sequence[int]) -> str:
     without = f", {unpriced:,} unpriced" if unpriced else ""
     return (
         f"{pluralize(calls, 'call')}{without}, {tokens} ({sent:,} of input{cached}), "
-        f"${dollars(pico)}"
+        f"${shortest(dollars(pico) or 0)}"
     )
 
 

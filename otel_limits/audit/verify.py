@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 OK: Final = "ok"
 WAITING: Final = "waiting"
 FAILED: Final = "FAILED"
+NOT_COMPARED: Final = "not compared"
+"""The state of rows of which each given close was edited."""
 
 TOLERANCE: Final = 0.01
 INTEGRITY: Final = "Every row of the database is readable"
@@ -205,7 +207,7 @@ class Closes:
 
         closes = [read_close(path) for path in files]
         self.files = files
-        self.names = [close.path.name for close in closes]
+        self.names = [close.path.name for close in closes if close.is_comparable]
         self.broken = broken_links(closes)
         self.edited = [
             f"{close.path} {LACKS_FORM if close.is_original else EDITED} and was not compared"
@@ -340,16 +342,20 @@ def _damaged(inquiry: AuditQuery) -> Iterator[Check]:
     from otel_limits.ledger.maintenance import damages
 
     found = damages(inquiry.connection)
-    lost = [each for each in found if each.accepted is None]
+    lost = Counter[str]()
+    for each in found:
+        lost[each.file] += each.lines if each.accepted is None else 0
+    # A file may have been restored several times, and all its losses are accepted together.
+    lost = +lost
     commands = [
-        command_on(inquiry, f"ledger accept {shlex.quote(each.file)} --reason REASON")
-        for each in lost[:MAX_EXAMPLES]
+        command_on(inquiry, f"ledger accept {shlex.quote(file)} --reason REASON")
+        for file in [*lost][:MAX_EXAMPLES]
     ]
     yield Check(
         "Lost lines of restored spill files",
-        sum(each.lines for each in lost),
+        lost.total(),
         FAILED if lost else OK,
-        "; ".join(f"{pluralize(each.lines, 'line')} of {each.file}" for each in lost),
+        "; ".join(f"{pluralize(lines, 'line')} of {file}" for file, lines in lost.items()),
         "; ".join(commands),
     )
     accepted = [each for each in found if each.accepted is not None]
@@ -402,7 +408,7 @@ def _unknown(inquiry: AuditQuery, balance: Balance) -> Iterator[Check]:
 
 
 def _closed(inquiry: AuditQuery, closes: Closes) -> Iterator[Check]:
-    state = FAILED if closes.failures else OK
+    state = FAILED if closes.failures else OK if closes.names else NOT_COMPARED
     command = command_on(inquiry, "ledger export --format csv") if closes.failures else ""
     yield Check(UNCHANGED, closes.failures, state, closes.details, command)
     for title, problems in ((ORIGINAL, closes.edited), (CHAIN, closes.broken)):

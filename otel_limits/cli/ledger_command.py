@@ -445,6 +445,12 @@ def write_close(arguments: Namespace) -> int:
             lambda: close(inquiry.connection, period, arguments.tenant_key, after, pending),
         )
     sys.stdout.write(as_text(document))
+    if not document["days"]:
+        begin = "" if period.since is None else f" from {period.since}"
+        sys.stderr.write(
+            f"The close has no day: the ledger has no rows{begin} before {period.until}. It "
+            "proves nothing about rows.\n"
+        )
     return 0
 
 

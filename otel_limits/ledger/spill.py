@@ -25,6 +25,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger import files
 from otel_limits.ledger.address import database_of
 from otel_limits.ledger.database import Database, identity
@@ -361,10 +362,10 @@ def _moving(database: Database, path: Path, file: IO[bytes]) -> Iterator[int]:
         return
     path.replace(kept)
     logger.error(
-        "otel-limits: spill file %s contains %d damaged lines; the others were restored, and the "
+        "otel-limits: spill file %s contains %s; the other lines were restored, and the "
         "file is kept as %s. otel-limits audit verify reports them until they are accepted.",
         path,
-        len(damaged),
+        pluralize(len(damaged), "damaged line"),
         kept.name,
     )
 

@@ -19,6 +19,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger import maintenance
 from otel_limits.ledger.database import reason_of
 from otel_limits.ledger.maintenance import dropped_row
@@ -66,7 +67,7 @@ MAX_QUEUED: Final = 1_000
 SPILL: Final = "ledger_spill"
 """Component of internal errors in spill files, which has its own log line."""
 
-ROWS_LOST: Final = "otel-limits: %d rows lost from ledger %s: database and spill file both failed."
+ROWS_LOST: Final = "otel-limits: %s lost from ledger %s: database and spill file both failed."
 
 
 class Writer:
@@ -185,7 +186,7 @@ class Writer:
         lost = self._pending.count_unreported_losses()
         if lost:
             INTERNAL_ERRORS.publish(SPILL)
-            logger.error(ROWS_LOST, lost, self._database.address)
+            logger.error(ROWS_LOST, pluralize(lost, "row"), self._database.address)
 
     # --- the spill file ---------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, get_type_hints
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, LOG_INTERVAL_SECONDS, suppress_errors
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import WHOLE_NUMBER
+from otel_limits.core.wording import pluralize
 from otel_limits.ledger.files import make_directory
 
 if TYPE_CHECKING:
@@ -166,11 +167,10 @@ class ToolLog:
             return
         self._warned = now
         logger.warning(
-            "otel-limits: cannot write the tool log to %s: %s. The agent continues; "
-            "%d entries lost.",
+            "otel-limits: cannot write the tool log to %s: %s. The agent continues; %s lost.",
             redact_url(str(self._directory)),
             error.strerror,
-            self.failed,
+            pluralize(self.failed, "entry", "entries"),
         )
 
 

@@ -119,12 +119,14 @@ class FleetTracker:
         self._rate_seconds, self._least_seconds = rate_seconds, least_seconds
         self._follower = Follower(began)
         self._progress: dict[str, InProgress] = {}
+        self._quotas = QuotaReadings()
         self._now = began
 
     def add(self, scrape: Scrape) -> None:
         """Process a scrape."""
         self._now = max(self._now, scrape.at)
         self._follower.add(scrape)
+        self._quotas.update(scrape)
         if scrape.error:
             self._progress.pop(scrape.feed, None)
         else:
@@ -159,7 +161,7 @@ class FleetTracker:
                 errors=sum(row.error_count for row in rows),
             ),
             agents=rows,
-            quotas=quotas_near_limit(present, now),
+            quotas=self._quotas.near_limit(now),
             last_halts=tuple(follower.halts),
             warnings=tuple(warnings_of(present, hour)),
         )
@@ -316,30 +318,63 @@ def bound_of(text: str) -> float:
         return math.inf
 
 
-def quotas_near_limit(present: Iterable[ScrapedSample], now: float) -> tuple[QuotaRow, ...]:
-    """Return the quota keys close to their limit, as last read by any process."""
-    gauges = {
-        table.QUOTA_USED.name: "used",
-        table.QUOTA_RESERVED.name: "reserved",
-        table.QUOTA_LIMIT.name: "limit",
-        table.QUOTA_RESETS.name: "resets",
-    }
-    seen: dict[tuple[Labels, str, str], dict[str, float]] = {}
-    for sample in present:
-        if sample.name in gauges:
-            names = (sample.labels.get("quota", ""), sample.labels.get("key", ""))
-            seen.setdefault((sample.process(), *names), {})[gauges[sample.name]] = sample.value
-    newest: dict[tuple[str, str], QuotaRow] = {}
-    for (_, quota, key), values in seen.items():
-        if len(values) < len(gauges) or values["resets"] <= now:
-            continue  # incomplete, or the window has ended
-        row = QuotaRow(quota=quota, key=key, **values)
-        other = newest.setdefault((quota, key), row)
-        # Usage only increases within a window, so the higher value is newer.
-        if (row.resets, row.used) > (other.resets, other.used):
-            newest[quota, key] = row
-    near = [row for row in newest.values() if row.share >= NEAR_END]
-    return tuple(sorted(near, key=lambda row: -row.share))
+QUOTA_GAUGES: Final = {
+    table.QUOTA_USED.name: "used",
+    table.QUOTA_RESERVED.name: "reserved",
+    table.QUOTA_LIMIT.name: "limit",
+    table.QUOTA_RESETS.name: "resets",
+}
+
+
+ProcessQuotaKey: TypeAlias = tuple[Labels, str, str]
+"""The labels of a process, a quota and a key."""
+QuotaReading: TypeAlias = tuple[dict[str, float], float]
+"""The values of the gauges, and when they were first seen."""
+
+
+class QuotaReadings:
+    """The quota keys as each process has read them last, and since when that is known."""
+
+    def __init__(self) -> None:
+        """Create it without scrapes."""
+        self._of_feeds: dict[
+            str, dict[tuple[Labels, str, str], tuple[dict[str, float], float]]
+        ] = {}
+
+    def update(self, scrape: Scrape) -> None:
+        """Note which keys a process has read since the previous scrape."""
+        before = self._of_feeds.pop(scrape.feed, None)
+        if scrape.error:
+            return
+        seen: dict[ProcessQuotaKey, dict[str, float]] = {}
+        for sample in scrape.samples:
+            if sample.name in QUOTA_GAUGES:
+                names = (sample.labels.get("quota", ""), sample.labels.get("key", ""))
+                values = seen.setdefault((sample.process(), *names), {})
+                values[QUOTA_GAUGES[sample.name]] = sample.value
+        # Nothing shows when a process read what the first scrape has.
+        since = 0.0 if before is None else scrape.at
+        known = before or {}
+        self._of_feeds[scrape.feed] = {
+            key: known[key] if key in known and known[key][0] == values else (values, since)
+            for key, values in seen.items()
+        }
+
+    def near_limit(self, now: float) -> tuple[QuotaRow, ...]:
+        """Return the keys close to their limit, as last read by any process."""
+        newest: dict[tuple[str, str], tuple[float, QuotaRow]] = {}
+        every = (item for each in self._of_feeds.values() for item in each.items())
+        for (_, quota, key), (values, since) in every:
+            if len(values) < len(QUOTA_GAUGES) or values["resets"] <= now:
+                continue  # incomplete, or the window has ended
+            row = QuotaRow(quota=quota, key=key, **values)
+            before, other = newest.setdefault((quota, key), (since, row))
+            # An operator may have changed the limit. Otherwise, usage only increases within a
+            # window, so the higher value is newer.
+            if (row.resets, since, row.used) > (other.resets, before, other.used):
+                newest[quota, key] = (since, row)
+        near = [row for _, row in newest.values() if row.share >= NEAR_END]
+        return tuple(sorted(near, key=lambda row: -row.share))
 
 
 def warnings_of(present: Iterable[ScrapedSample], hour: Mapping[Key, float]) -> Iterator[str]:

@@ -15,7 +15,7 @@ from rich.text import Text
 from otel_limits.audit.answer import UNKNOWN
 from otel_limits.cli.show.terminal_answer import printable, shortened, wrapped
 from otel_limits.core.labels import MAX_LENGTH, OTHER, WILDCARDS
-from otel_limits.core.wording import abbreviated
+from otel_limits.core.wording import abbreviated, pluralize
 from otel_limits.top.fleet import NEAR_END
 from otel_limits.top.fleet_state import HOUR_SECONDS
 
@@ -236,7 +236,8 @@ def header(fleet: Fleet, view: View, width: int) -> list[Text]:
     """Return the totals and all messages."""
     totals = fleet.totals
     available = sum(not error for error in fleet.feeds.values())
-    feeds = f"{available} of {len(fleet.feeds)} addresses up" if fleet.feeds else "connecting"
+    addresses = pluralize(len(fleet.feeds), "address", "addresses")
+    feeds = f"{available} of {addresses} up" if fleet.feeds else "connecting"
     since = (
         "in the last hour"
         if fleet.at - fleet.halts_since >= HOUR_SECONDS

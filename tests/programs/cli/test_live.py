@@ -220,6 +220,6 @@ def test_an_address_that_does_not_answer_is_a_sentence() -> None:
     """The view continues and shows the error."""
     with looking(at="") as terminal:
         lines = terminal.until(has("has no otel-limits metrics."), "the sentence")
-        assert any("0 of 1 addresses up" in line for line in lines)
+        assert any("0 of 1 address up" in line for line in lines)
         terminal.press("q")
         assert terminal.end() == 0

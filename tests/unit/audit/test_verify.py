@@ -70,6 +70,7 @@ def test_alteration_of_one_side_is_found_with_a_command_to_look_at_it(
     assert (status, answer["passed"]) == (1, False)
     assert answer["complete"].startswith("NOT complete: 1 check failed (")
     assert {row["trouble"] for row in answer["rows"]} == {trouble}
+    assert "E-" not in str(answer["rows"])  # exact amounts, and no 0E-12
     assert run_command(capsys, answer["rows"][0]["command"]) == 0
 
 
@@ -225,9 +226,13 @@ def test_lost_lines_are_recorded_when_no_row_is_left(
     """A file of damaged lines only restores nothing, and what it had is lost as well."""
     write(ledger.address, entry())
     (path,) = spill(ledger, entry()).files()
-    path.write_bytes(b"x\n" * 22)
-    write(ledger.address, entry(), first=70)
+    for first, lines in ((70, b"x\n" * 20), (140, b"y\n" * 2)):
+        path.write_bytes(lines)
+        write(ledger.address, entry(), first=first)
     status, answer = ask(capsys, "verify")
+    # One command accepts all losses of a file.
+    (lost,) = [each for each in answer["verify"] if each["check"].startswith("Lost lines")]
+    assert lost["command"].count("ledger accept") == 1
     assert (status, states(answer)["Lost lines of restored spill files"]) == (1, (22, "FAILED"))
 
 

@@ -117,9 +117,12 @@ def test_close_has_counts_sums_and_digests_of_each_day(
 def test_a_close_without_days_proves_nothing(
     ledger: LedgerFile, closed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its ledger had no whole day yet."""
+    """Its ledger had no whole day yet, as the command says."""
     empty = closed.with_name("empty.json")
-    close(capsys, empty, "--until", "2025-10-09")
+    assert main(["ledger", "close", "--until", "2025-10-09"]) == 0
+    said = capsys.readouterr()
+    assert "The close has no day: the ledger has no rows before 2025-10-09." in said.err
+    empty.write_text(said.out, encoding="utf-8")
     complete = ask(capsys, "verify", f"--against={empty}")[1]["complete"]
     assert "changes are only ruled out by comparing with a close" in complete
 
@@ -300,6 +303,8 @@ def test_edited_close_fails_by_its_own_digest(
     status, answer = ask(capsys, "verify", f"--against={closed}")
     (failed,) = [each for each in answer["verify"] if each["state"] == "FAILED"]
     assert (status, failed["why"]) == (1, f"{closed} {problem}")
+    (rows,) = [each for each in answer["verify"] if each["check"] == "Closed rows are unchanged"]
+    assert (rows["state"], rows["why"]) == ("not compared", "")
     assert "NOT complete: 1 check failed (Each close is as it was written)" in answer["complete"]
 
 

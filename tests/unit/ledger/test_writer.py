@@ -469,7 +469,7 @@ def test_rows_that_nothing_takes_are_counted_at_the_end(
     assert metric("otel_limits_internal_errors_total", component="ledger_spill") > faults
     disable()
     assert "ledger.db (Not a directory); up to " in caplog.text
-    assert re.search(r": [1-9]\d* rows lost from ledger \S.*ledger.db:", caplog.text)
+    assert re.search(r": [1-9]\d* rows? lost from ledger \S.*ledger.db:", caplog.text)
     assert "rows spilled to" not in caplog.text
 
 

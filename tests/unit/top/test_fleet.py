@@ -118,13 +118,20 @@ def test_only_the_last_hour_is_looked_at() -> None:
 # --- quotas ---------------------------------------------------------------------------------------
 
 
-def quota(used: float, *, instance: str = "1", resets: float = 600, key: str = "acme") -> str:
-    """Write the metrics of a quota key with a limit of 100."""
+def quota(
+    used: float,
+    *,
+    instance: str = "1",
+    resets: float = 600,
+    key: str = "acme",
+    limit: float = 100,
+) -> str:
+    """Write the metrics of a quota key."""
     labels = f'{{quota="daily",key="{key}",instance="{instance}"}}'
     return f"""
         quota_used{labels} {used}
         quota_reserved{labels} 10
-        quota_limit{labels} 100
+        quota_limit{labels} {limit}
         quota_resets_timestamp_seconds{labels} {BEGAN + resets}
     """
 
@@ -139,6 +146,17 @@ def test_quota_of_several_processes_shows_highest_usage() -> None:
     """Each process reports the usage of its latest query."""
     fleet = watched(scrape(quota(90, instance="1") + quota(75, instance="2"), 0))
     assert [row.used for row in fleet.quotas] == [90]
+
+
+def test_limit_that_an_operator_sets_is_shown_once_a_process_has_read_it() -> None:
+    """A process that has made no call since then still has the former one."""
+    idle = quota(90, instance="1")
+    fleet = watched(
+        scrape(idle + quota(90, instance="2"), 0),
+        scrape(idle + quota(90, instance="2", limit=50), 1),
+        scrape(idle + quota(90, instance="2", limit=50), 2),
+    )
+    assert [row.limit for row in fleet.quotas] == [50]
 
 
 def test_a_window_that_has_ended_is_not_shown() -> None:
