@@ -188,7 +188,7 @@ def export_focus(arguments: Namespace) -> int:
 
 
 UNDIVIDED_CAUSES: Final[Mapping[Cause, str]] = {
-    "policy": "their prices are those of another policy file. To divide them, set "
+    "policy": "priced by a policy file, at other prices than the current ones. To divide them, set "
     "OTEL_LIMITS_POLICY to that file. To replace them, run: otel-limits ledger reprice --all "
     "--policy FILE",
     "changed": "recorded at other prices than the current ones. To use current prices, run: "
@@ -338,11 +338,11 @@ def _account_of(done: Repriced, *, is_dry: bool, is_all: bool) -> str:
     if not done.changed:
         lines += _unchanged(done, is_all=is_all)
     if done.kept:
-        calls = pluralize(
+        kept = pluralize(
             done.kept.total(), "model call keeps its price", "model calls keep their prices"
         )
         models = ", ".join(sorted(done.kept))
-        lines.append(f"{calls}, as the current prices have none for: {models}. {USE_POLICY}")
+        lines.append(f"{kept}, as the current prices have none for: {models}. {USE_POLICY}")
     if done.still_unpriced:
         calls = done.still_unpriced.total()
         still = pluralize(calls, "model call still has", "model calls still have")

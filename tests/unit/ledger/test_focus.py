@@ -109,7 +109,7 @@ def test_costs_add_up_to_those_of_the_ledger(
     (undivided,) = [row for row in rows if row["SkuMeter"] == UNDIVIDED]
     assert (undivided["x_Agent"], Decimal(undivided["BilledCost"])) == ("b", Decimal("0.5"))
     assert "1 call without a price left out" in said
-    assert "1 call with the meter Undivided: their prices are those of another policy" in said
+    assert "1 call with the meter Undivided: priced by a policy file, at other" in said
 
 
 def test_prices_of_a_policy_file_are_divided_by_that_file(
@@ -122,7 +122,7 @@ def test_prices_of_a_policy_file_are_divided_by_that_file(
     monkeypatch.delenv("OTEL_LIMITS_POLICY")
     rows, said = export(capsys, "--agent", "a")
     assert {row["SkuMeter"] for row in rows} == {UNDIVIDED}
-    assert "5 calls with the meter Undivided: their prices are those of another policy" in said
+    assert "5 calls with the meter Undivided: priced by a policy file, at other" in said
     assert "set OTEL_LIMITS_POLICY to that file" in said
 
 
