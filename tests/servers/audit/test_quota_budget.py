@@ -45,6 +45,8 @@ QUESTIONS = (
     ("spend", "--by", "provider"),
     ("stops",),
     ("unmeasured",),
+    ("whois", "#182838919694"),  # that of joe
+    ("whois", "0123abcd"),  # perhaps the beginning of the hash of a conversation
 )
 
 
