@@ -456,7 +456,8 @@ class PolicyRead:
     valid: bool
     """False if it was rejected, so that the previous version stays in effect."""
     loosened: tuple[str, ...] = ()
-    """The limits that are looser than in the previous version, one phrase each."""
+    """Settings, quotas and prices that are looser than in the previous version, or may be, one
+    phrase each. A change that cannot be judged ends with `(not comparable)`."""
     changeable: bool = False
     """True if the user of this process, and so a tool of its agents, can change the file."""
     agents: tuple[str, ...] = ()

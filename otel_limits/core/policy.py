@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+from otel_limits.core.comparisons import (
+    NO_CAP,
+    change,
+    changed,
+    changes,
+    excepted,
+    higher,
+    loosest,
+    shorter,
+)
 from otel_limits.core.failures import TOOL_FAILURES, FailureRule, is_failure
 from otel_limits.core.labels import best_match, clean
 from otel_limits.core.limits import (
@@ -40,8 +50,10 @@ from otel_limits.core.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from typing import Any
 
+    from otel_limits.core.comparisons import IsLooser
     from otel_limits.core.usage import Number, Tally
 
 
@@ -109,6 +121,9 @@ UNREAD_CONVERSATION: Final = choice("deny", "allow")
 TOOL_ACTION: Final = choice(*TOOL_ACTIONS)
 UNMEASURED_CALLS: Final = choice(*UNMEASURED)
 UNPRICED_CALLS: Final = choice(*UNPRICED)
+
+HALTS_LESS: Final = loosest("refuse")
+"""Compares actions at a cap of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +213,7 @@ class Policy:
         ACTION,
         "Action at a limit: observe (log only), halt, wrap_up (final answer without "
         "tools), raise or ask (interrupt).",
+        is_looser=loosest("observe"),
     )
     halt_message: str = setting(
         HALT_MESSAGE_DEFAULT,
@@ -211,33 +227,39 @@ class Policy:
         "refuse",
         TOOL_ACTION,
         "Action at a cap of max_calls_per_tool: refuse (only that tool) or halt.",
+        is_looser=HALTS_LESS,
     )
     on_resume: OnResume = setting(
         "continue",
         RESUMED,
         "Budget after an interrupt is answered: continue (that of the task) or fresh.",
+        is_looser=loosest("fresh"),
     )
     conversation_key: str | None = setting(
         None,
         KEY_SOURCES,
         "ID of a conversation: attribute.NAME or baggage.NAME. Unset: its thread or session.",
+        is_looser=changed,
     )
     conversation_idle: timedelta = setting(
         timedelta(days=1),
         TIME_SPAN,
         "Idle time after which a conversation is forgotten, e.g. 12h.",
+        is_looser=shorter,
     )
     conversation_on_store_error: OnUnreadConversation = setting(
         "deny",
         UNREAD_CONVERSATION,
         "Invocations that begin in a conversation while the quota store is unavailable: deny or "
         "allow (count in this process).",
+        is_looser=loosest("allow"),
     )
     tool_failures: FailureRule = setting(
         "text",
         TOOL_FAILURES,
         "Results that are failures: text (also texts that begin like an error), marked (only those "
         "that the framework marks), or patterns, e.g. ^no route,timeout.",
+        is_looser=changed,
     )
     warn_at: tuple[float, ...] = setting(
         (),
@@ -261,10 +283,14 @@ class Policy:
         UNPRICED_CALLS,
         "Behavior for calls without a price: warn or halt. Unset: halt if only limits "
         "in USD apply to the agent, else warn.",
+        is_looser=loosest("warn", None),
     )
     """`None` for `unpriced_by_default`."""
     unmeasured: Unmeasured = setting(
-        "estimate", UNMEASURED_CALLS, "Behavior for calls without usage: estimate, ignore or halt."
+        "estimate",
+        UNMEASURED_CALLS,
+        "Behavior for calls without usage: estimate, ignore or halt.",
+        is_looser=loosest("ignore", "estimate"),
     )
     quotas: frozenset[tuple[str, Action | None]] = frozenset()
     """Unit of each quota that covers all calls of the agent, with its own action, if any."""
@@ -331,23 +357,21 @@ class Policy:
 
     def refuses_only(self, tool: str) -> bool:
         """Return whether a cap of `tool` refuses its calls and does not halt the agent."""
-        glob = best_match(self.actions_by_tool, tool)
-        action = self.tool_action if glob is None else self.actions_by_tool[glob]
-        return action == "refuse"
+        return self._action_of(tool) == "refuse"
 
     def is_failure(self, tool: str, status: str, text: str) -> bool | None:
         """Return whether a call of `tool` has failed, by its status, or by its text.
 
         `None` for a call that was refused, which is neither a failure nor a success.
         """
-        glob = best_match(self.failures_by_tool, tool)
-        rule = self.tool_failures if glob is None else self.failures_by_tool[glob]
-        return None if status == "refused" else status == "error" or is_failure(text, rule)
+        if status == "refused":
+            return None
+        return status == "error" or is_failure(text, self._failures_of(tool))
 
     def loosened(self, before: Policy) -> Iterator[str]:
-        """Yield caps that were raised or removed, and a change to `observe`, since a policy.
+        """Yield the settings that are looser than in an earlier policy, or may be.
 
-        One phrase each. Other settings, exemptions, prices and quotas are not compared.
+        One phrase each. A setting is compared if it is declared with `is_looser`.
         """
         for prefix, old, new in (
             ("", before.limits, self.limits),
@@ -356,11 +380,30 @@ class Policy:
         ):
             caps = _flat(new)
             for name, cap in _flat(old).items():
-                now = caps.get(name, 0)
-                if now == 0 or now > cap:
-                    yield f"{prefix}{name} {cap} -> {now or 'no limit'}"
-        if self.action == "observe" != before.action:
-            yield f"action {before.action} -> observe"
+                yield from change(prefix + name, cap, caps.get(name, NO_CAP), higher)
+        yield from changes(before, self, COMPARED)
+        earlier = before._by_tool()
+        for key, (tools, value_of, is_looser) in self._by_tool().items():
+            former_tools, former_value_of, _ = earlier[key]
+            for tool in sorted({*tools, *former_tools}):
+                values = former_value_of(tool), value_of(tool)
+                yield from change(f'tools["{tool}"].{key}', *values, is_looser)
+
+    def _by_tool(self) -> dict[str, tuple[Iterable[str], Callable[[str], Any], IsLooser]]:
+        """Return the globs, the value for a tool, and the comparison of each key of tools."""
+        return {
+            "exempt": (self.exempt_tools | self.watched_tools, self.exempts, excepted),
+            "action": (self.actions_by_tool, self._action_of, HALTS_LESS),
+            "failures": (self.failures_by_tool, self._failures_of, changed),
+        }
+
+    def _action_of(self, tool: str) -> ToolAction:
+        glob = best_match(self.actions_by_tool, tool)
+        return self.tool_action if glob is None else self.actions_by_tool[glob]
+
+    def _failures_of(self, tool: str) -> FailureRule:
+        glob = best_match(self.failures_by_tool, tool)
+        return self.tool_failures if glob is None else self.failures_by_tool[glob]
 
     @property
     def is_capped(self) -> bool:
@@ -444,6 +487,14 @@ class Policy:
             for kind, cap in self.limits.active
             if unit in kind.unit and (name := prefix + kind.name) not in named
         )
+
+
+COMPARED: Final = {
+    each.name: each.metadata["is_looser"]
+    for each in fields(Policy)
+    if each.metadata.get("is_looser")
+}
+"""Settings that can make a policy looser, with the comparison of each."""
 
 
 def _flat(limits: Limits) -> dict[str, Number]:

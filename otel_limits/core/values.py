@@ -206,7 +206,8 @@ def setting(default: T, kind: Kind[Any], text: str, /, **more: Any) -> T:
         kind: Parses and checks it.
         text: Its help.
         more: Optional: `name`, if it is not the field's; `default`, shown if the real one depends
-            on other settings; `is_secret`.
+            on other settings; `is_secret`; `is_looser`, which compares two values (see
+            `otel_limits.core.comparisons`), if it can loosen limits.
     """
     return dataclasses.field(default=default, metadata={"kind": kind, "help": text, **more})
 

@@ -68,6 +68,10 @@ class Template:
                 f"key must name a source, or several as {{agent}}/{{model}}, got {self.text!r}."
             )
 
+    def __str__(self) -> str:
+        """Return it as written."""
+        return self.text
+
     @property
     def sources(self) -> tuple[str, ...]:
         """The sources, in order."""

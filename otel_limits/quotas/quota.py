@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
+from otel_limits.core.comparisons import (
+    change,
+    changed,
+    changes,
+    higher,
+    loosest,
+    narrower,
+)
 from otel_limits.core.usage import EXACT
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
@@ -15,6 +23,7 @@ from otel_limits.quotas.store import Count, CountState, Refill
 from otel_limits.quotas.windows import UnboundedWindow
 
 if TYPE_CHECKING:
+    from otel_limits.core.comparisons import IsLooser
     from otel_limits.core.policy import Action
     from otel_limits.core.usage import Number
     from otel_limits.quotas.estimates import Reserved
@@ -58,6 +67,50 @@ class Figures(NamedTuple):
     reserved: Number
     limit: Number
     left: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """An amount per time."""
+
+    unit: Unit
+    parts: int
+    windows: Windows | UnboundedWindow
+
+    def __str__(self) -> str:
+        """Describe it."""
+        per = "" if isinstance(self.windows, UnboundedWindow) else f" per {self.windows.rule}"
+        return in_words(self.unit, self.parts) + per
+
+
+def _admits_more(old: Allowance, new: Allowance) -> bool | None:
+    if old.unit != new.unit:
+        return None
+    if new.parts * old.windows.mean_seconds > old.parts * new.windows.mean_seconds:
+        return True
+    # No more on average, but a longer window admits more in one burst.
+    return None if new.parts > old.parts else False
+
+
+def _divides(old: Template, new: Template) -> bool | None:
+    """Compare keys: each value of a key gets the full amount."""
+    if not new.text or not old.text:
+        return bool(new.text)
+    return changed(old, new)
+
+
+COMPARED: Final[Mapping[str, IsLooser]] = {
+    "pace": changed,
+    "key": _divides,
+    "where": narrower,
+    "reserve": loosest("expected"),
+    "grace": higher,
+    "on_store_error": loosest("allow", "local"),
+    "on_lost": loosest("free"),
+    "on_exceeded": loosest("wait"),
+    "max_wait": higher,
+}
+"""Fields of a quota that can make it looser, besides its amounts, its plan and its action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +160,32 @@ class Quota:
         plan = key_text(lookup(self.plan)) if self.plan else ""
         return self.keys.get(key.id, self.plans.get(plan, self.amount))
 
+    def loosened(self, before: Quota) -> Iterator[str]:
+        """Yield what admits more than an earlier version, or may, one phrase each.
+
+        The action is not compared, because without one it is that of the agent.
+        """
+        old, new = before._amounts(self), self._amounts(before)
+        for (name, part), allowance in new.items():
+            yield from change(name, old[name, part], allowance, _admits_more)
+        if self.plan and before.plan:
+            yield from change("plan", before.plan, self.plan, changed)
+        yield from changes(before, self, COMPARED)
+        if self.refill and before.refill and self.burst != before.burst:
+            bursts = before.refill.capacity(before.amount), self.refill.capacity(self.amount)
+            yield from change("burst", *bursts, higher)
+
+    def _amounts(self, other: Quota) -> dict[tuple[str, str], Allowance]:
+        """Return its amounts by name, and by the plans and keys of both versions."""
+        highest = max((self.amount, *self.plans.values()))
+        amounts = {("amount", ""): self.amount}
+        for plan in (*self.plans, *other.plans):
+            amounts[f"amount of plan {plan!r}", plan] = self.plans.get(plan, self.amount)
+        for key in (*self.keys, *other.keys):
+            # Without its name, which is not kept.
+            amounts["amount of a key", key] = self.keys.get(key, highest)
+        return {name: Allowance(self.unit, parts, self.windows) for name, parts in amounts.items()}
+
     @property
     def refill(self) -> Refill | None:
         """How its counts refill; `None` for windows."""
@@ -132,7 +211,7 @@ class Quota:
 
     def __str__(self) -> str:
         """Describe the quota in one line."""
-        per = "" if isinstance(self.windows, UnboundedWindow) else f" per {self.windows.rule}"
+        amount = Allowance(self.unit, self.amount, self.windows)
         key = f" for each {self.key.text}" if self.key.text else ""
         where = "".join(f" where {source} is {glob}" for source, glob in self.where)
         plans = "".join(f"; {plan}: {in_words(self.unit, n)}" for plan, n in self.plans.items())
@@ -141,7 +220,7 @@ class Quota:
         if self.keys:
             plans += f"; other amounts for {pluralize(len(self.keys), 'key')}"
         settings = "".join(f"; {each}" for each in self._set())
-        return in_words(self.unit, self.amount) + per + key + where + plans + settings
+        return f"{amount}{key}{where}{plans}{settings}"
 
     def _set(self) -> Iterator[str]:
         """Describe settings that differ from their defaults."""

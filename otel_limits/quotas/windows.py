@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
-from typing import Final
+from typing import ClassVar, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from otel_limits.core.secrets import redact_url
@@ -25,7 +25,13 @@ DURATION: Final = re.compile(
     r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)S)?)?"
 )
 MONTHS: Final[Mapping[str, int]] = {"month": 1, "quarter": 3, "year": 12}
-CALENDAR: Final = ("hour", "day", "week", *MONTHS)
+MONTH_SECONDS: Final = 2_629_746
+UNIT_SECONDS: Final = {
+    "hour": HOUR_SECONDS,
+    "day": DAY_SECONDS,
+    "week": WEEK_DAYS * DAY_SECONDS,
+}
+CALENDAR: Final = (*UNIT_SECONDS, *MONTHS)
 CALENDAR_TEXT: Final = f"{', '.join(CALENDAR[:-1])} or {CALENDAR[-1]}"
 
 # A number and a unit, as other products write durations. "M" is a month, "m" a minute.
@@ -79,6 +85,13 @@ class Windows:
                 "Use one of them, or remove time_zone: durations are counted in UTC."
             )
 
+    @property
+    def mean_seconds(self) -> int:
+        """Their average length; a month is a twelfth of a year of 365.2425 days."""
+        if self.rule in MONTHS:
+            return MONTHS[self.rule] * MONTH_SECONDS
+        return UNIT_SECONDS.get(self.rule) or length_of(self.rule)
+
     def at(self, seconds: float) -> Window:
         """Return the window around a time, in seconds since the epoch."""
         if self.rule not in CALENDAR:
@@ -119,6 +132,9 @@ class Windows:
 @dataclass(frozen=True, slots=True)
 class UnboundedWindow:
     """A window that never ends, for concurrency and token buckets."""
+
+    mean_seconds: ClassVar = 1
+    """The same for all of them, so that amounts can be compared."""
 
     def at(self, seconds: float) -> Window:
         """Return a window that starts at the epoch and lasts at least another day.

@@ -39,6 +39,7 @@ from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
 from otel_limits.settings.variables import AUTHORIZATION
 
 if TYPE_CHECKING:
+    from otel_limits.core.comparisons import IsLooser
     from otel_limits.core.secrets import Secret
     from otel_limits.ledger.address import Address
 
@@ -225,6 +226,8 @@ class Setting:
     default: Any = None
     is_secret: bool = False
     """It has no option, because every user of a machine can read the command lines of all."""
+    is_looser: IsLooser | None = None
+    """Compares two values; `None` if it has no effect on limits."""
 
     @property
     def variable(self) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from otel_limits.core.comparisons import NOT_COMPARABLE
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
@@ -23,6 +24,7 @@ from otel_limits.core.price_lookup import Prices, missing_prices
 from otel_limits.core.secrets import redact_url
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
+from otel_limits.settings.policy.loosening import loosened
 from otel_limits.settings.settings_reader import settings_with
 from otel_limits.settings.variables import set_variable, variable
 
@@ -119,9 +121,9 @@ class PolicyFile:
                 self._lock.release()
             # Without the lock, because it logs and publishes.
             if is_new:
-                self.announce(_loosened(before, self.document, base))
+                self.announce(loosened(before, self.document, base))
 
-    def announce(self, loosened: tuple[str, ...] | None = None) -> None:
+    def announce(self, looser: tuple[str, ...] | None = None) -> None:
         """Log and publish whether the latest version was accepted, and what it loosens.
 
         `None` for the first version, which is compared with none.
@@ -139,11 +141,11 @@ class PolicyFile:
             PolicyRead(
                 path=self._shown,
                 valid=not self.mistakes,
-                loosened=loosened or (),
+                loosened=looser or (),
                 changeable=changeable,
                 agents=tuple(self.document.agents),
                 tools=tuple(self.document.tools),
-                reloaded=loosened is not None,
+                reloaded=looser is not None,
                 digest=self.version.digest,
                 owner=self.version.owner,
                 modified=self.version.modified,
@@ -151,8 +153,11 @@ class PolicyFile:
         )
         if changeable and is_shared(self.path):
             _warn_about_access(self._shown)
-        for each in loosened or ():
-            logger.warning("otel-limits: policy file %s loosens a limit for %s.", self._shown, each)
+        for each in looser or ():
+            verb = "may loosen" if each.endswith(NOT_COMPARABLE) else "loosens"
+            logger.warning(
+                "otel-limits: policy file %s %s a limit for %s.", self._shown, verb, each
+            )
         if not self.mistakes:
             logger.info("otel-limits: policy file %s accepted.", self._shown)
             return
@@ -210,17 +215,6 @@ def _warn_about_access(path: str) -> None:
 
 NO_FILE: Final = PolicyFile()
 """Used if there is no policy file."""
-
-
-def _loosened(before: Document, after: Document, base: Policy) -> tuple[str, ...]:
-    """Return what a new version loosens, by agent."""
-    names = dict.fromkeys(("", *before.agents, *after.agents))
-    others = "all other agents" if len(names) > 1 else "all agents"
-    return tuple(
-        f"{f'agent {name!r}' if name else others}: {what}"
-        for name in names
-        for what in after.effective(name, base).loosened(before.effective(name, base))
-    )
 
 
 def valid_document(path: str | None = None) -> Document:

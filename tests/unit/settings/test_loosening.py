@@ -1,0 +1,187 @@
+"""Changes of the policy file that loosen limits are logged and published."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from otel_limits import PolicyRead, enable
+from otel_limits.core import policy
+from otel_limits.core.comparisons import NOT_COMPARABLE
+from otel_limits.core.policy import Policy
+from otel_limits.quotas import quota
+from otel_limits.settings.policy.file import PolicyFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+    from otel_limits import Event
+
+LOOSER_VERSIONS = [
+    # before, after, and a phrase for each change; one that ends with ? may loosen a limit
+    (
+        "quotas: {q: {model_calls: 40, window: day}}",
+        "quotas: {q: {model_calls: 400, window: day}}",
+        ["quota 'q': amount 40 model calls per day -> 400 model calls per day"],
+    ),
+    (
+        "quotas: {q: {model_calls: 40, window: day}}",
+        "{}",
+        ["quota 'q': 40 model calls per day -> no quota"],
+    ),
+    (
+        "quotas: {q: {model_calls: 40, window: day}}",
+        "quotas: {q: {model_calls: 40, window: day, action: observe}}",
+        ["quota 'q': action unset -> observe"],
+    ),
+    (
+        "quotas: {q: {model_calls: 40, window: day, action: halt}}",
+        "{defaults: {action: observe}, quotas: {q: {model_calls: 40, window: day}}}",
+        ["all agents: action halt -> observe", "quota 'q': action halt -> unset"],
+    ),
+    (
+        "quotas: {q: {model_calls: 40, window: day}}",
+        "quotas: {q: {model_calls: 40, window: hour}}",
+        ["quota 'q': amount 40 model calls per day -> 40 model calls per hour"],
+    ),
+    (
+        "quotas: {q: {model_calls: 700, window: week}}",
+        "quotas: {q: {tokens: 99, window: week}}",
+        ["quota 'q': amount 700 model calls per week -> 99 tokens per week?"],
+    ),
+    (
+        "quotas: {q: {model_calls: 100, window: day}}",
+        "quotas: {q: {model_calls: 700, window: week}}",
+        ["quota 'q': amount 100 model calls per day -> 700 model calls per week?"],
+    ),
+    # stricter, also a year that is shorter than twelve of its longest month
+    (
+        "quotas: {q: {model_calls: 700, window: week}}",
+        "quotas: {q: {model_calls: 100, window: day}}",
+        [],
+    ),
+    (
+        "quotas: {q: {model_calls: 12, window: year}}",
+        "quotas: {q: {model_calls: 1, window: month}}",
+        [],
+    ),
+    (
+        "quotas: {q: {concurrency: 2}}",
+        "quotas: {q: {concurrency: 3}}",
+        ["quota 'q': amount 2 concurrent model calls -> 3 concurrent model calls"],
+    ),
+    (
+        "quotas: {q: {tokens: {a: 9, default: 1}, plan: attribute.p, window: day}}",
+        "quotas: {q: {tokens: {b: 9, default: 1}, plan: attribute.p, window: day}}",
+        ["quota 'q': amount of plan 'b' 1 token per day -> 9 tokens per day"],
+    ),
+    (
+        "quotas: {q: {tokens: 5, window: day, key: agent, keys: {a: 1, b: 2}}}",
+        "quotas: {q: {tokens: 5, window: day, key: model, keys: {b: 7}}}",
+        [
+            "quota 'q': amount of a key 2 tokens per day -> 7 tokens per day",
+            "quota 'q': amount of a key 1 token per day -> 5 tokens per day",
+            "quota 'q': key agent -> model?",
+        ],
+    ),
+    (
+        "quotas: {q: {concurrency: 2}}",
+        "quotas: {q: {concurrency: 2, key: agent}}",
+        ["quota 'q': key unset -> agent"],
+    ),
+    (
+        "quotas: {q: {concurrency: 2, where: {agent: a}}}",
+        "quotas: {q: {concurrency: 2, where: {agent: b}}}",
+        ["quota 'q': where agent=a -> agent=b?"],
+    ),
+    (
+        "quotas: {q: {concurrency: 2}}",
+        "quotas: {q: {concurrency: 2, where: {agent: a}, on_store_error: local}}",
+        ["quota 'q': where unset -> agent=a", "quota 'q': on_store_error deny -> local"],
+    ),
+    (
+        "quotas: {q: {tokens: 5, window: PT1M, on_lost: charge}}",
+        "quotas: {q: {tokens: 5, window: PT1M, pace: smooth, grace: 5m, on_exceeded: wait}}",
+        [
+            "quota 'q': pace window -> smooth?",
+            "quota 'q': grace 30 -> 300",
+            "quota 'q': on_lost charge -> free",
+            "quota 'q': on_exceeded refuse -> wait",
+        ],
+    ),
+    (
+        "quotas: {q: {tokens: 50, window: PT1M, pace: smooth}}",
+        "quotas: {q: {tokens: 50, window: PT1M, pace: smooth, burst: 6}}",
+        ["quota 'q': burst 5 -> 6"],
+    ),
+    (
+        "tools: {'ssh*': {exempt: false}}",
+        "tools: {'ssh*': {exempt: true}, ls: {action: refuse}}",
+        ['all agents: tools["ssh*"].exempt false -> true'],
+    ),
+    (
+        "defaults: {tool_action: halt, unmeasured: halt}",
+        "tools: {ls: {failures: marked}}",
+        [
+            "all agents: tool_action halt -> refuse",
+            "all agents: unmeasured halt -> estimate",
+            'all agents: tools["ls"].failures text -> marked?',
+        ],
+    ),
+    (
+        "{agents: {a: {on_resume: continue}}}",
+        "{agents: {a: {on_resume: fresh}}}",
+        ["agent 'a': on_resume continue -> fresh"],
+    ),
+    (
+        "{defaults: {limits: {max_cost_usd: 1}}, models: {m: {price: {input: 3, output: 9}}}}",
+        (
+            "{defaults: {limits: {max_cost_usd: 1}}, models: {m: {price: {input: 4, output: 1}},"
+            " n: {local: true}}}"
+        ),
+        [
+            'models["m"].price input 3, output 9 -> input 4, output 1',
+            'models["n"].local unset -> true?',
+        ],
+    ),
+    (
+        "models: {m: {price: {input: 3, output: 9}}}",
+        "models: {m: {price: {input: 1, output: 9}}}",
+        [],
+    ),
+]
+
+
+def test_every_change_that_may_loosen_a_limit_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, events: list[Event]
+) -> None:
+    """Quotas, prices and exemptions protect from a runaway agent as much as caps."""
+    path, now = tmp_path / "limits.yaml", [0.0]
+    enable(observers=[events.append])
+    for before, after, phrases in LOOSER_VERSIONS:
+        path.write_text(before)
+        file = PolicyFile(str(path), clock=lambda: now[0])
+        assert not file.mistakes
+        path.write_text(f"{after} # another version")
+        now[0] += 2
+        caplog.clear()
+        file.refresh()
+        assert not file.mistakes
+        read = [event for event in events if isinstance(event, PolicyRead)][-1]
+        found = [each.replace(NOT_COMPARABLE, "?") for each in read.loosened]
+        assert (after, found) == (after, phrases)
+        unsure = [each for each in phrases if each.endswith("?")]
+        assert caplog.text.count("may loosen a limit") == len(unsure)
+        assert caplog.text.count("loosens a limit") == len(phrases) - len(unsure)
+
+
+def test_every_part_of_a_policy_is_compared_with_that_of_an_earlier_version() -> None:
+    """A new setting either can loosen limits, or is listed here."""
+    texts = {"name", "origin", "halt_message", "halted_node", "warn_at", "budget_hints"}
+    by_hand = {"limits", "tree", "conversation", "exempt_tools", "watched_tools", "quotas"}
+    by_tool = {"actions_by_tool", "failures_by_tool", "nudge_disabled", "origins"}
+    amounts = {"unit", "amount", "windows", "burst", "plan", "plans", "keys", "action", "fair_by"}
+    known = {*texts, *by_hand, *by_tool, *amounts, *policy.COMPARED, *quota.COMPARED}
+    assert {each.name for part in (Policy, quota.Quota) for each in fields(part)} == known
