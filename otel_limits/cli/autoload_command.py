@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from pathlib import Path
 from typing import Any, Final
 
 from otel_limits.bindings.known import installed_entry_points
@@ -53,7 +52,8 @@ Python environment:
 
   otel-limits autoload install --policy /etc/limits.yaml --set max_turns=30
 
-Variables of a program override them. Installing again without settings keeps them.
+Paths are kept as absolute ones. Variables of a program override settings. Installing again without
+settings keeps them.
 """
 
 STATUS: Final = """\
@@ -91,7 +91,8 @@ def add(commands: Any) -> None:
 def install(options: Namespace) -> int:
     """Install autoload and print the file."""
     given = [*options.set, *(() if options.policy is None else (f"POLICY={options.policy}",))]
-    settings = dict(map(_variable, given))
+    written = dict(map(_variable, given))
+    settings = _absolute(written)
     mistakes = _mistakes(settings)
     if mistakes:
         return refuse(mistakes)
@@ -101,6 +102,9 @@ def install(options: Namespace) -> int:
         return refuse([str(error)])
     sys.stdout.write(f"Wrote {path}:\n{path.read_text(encoding='utf-8')}")
     _show_kept()
+    moved = [name for name, value in settings.items() if value != written[name]]
+    if moved:
+        sys.stdout.write(f"Kept as absolute paths: {', '.join(moved)}.\n")
     installed = installed_entry_points()
     refuse([*installed.broken, *installed.unused])
     return 0
@@ -110,9 +114,15 @@ def _variable(text: str) -> tuple[str, str]:
     """Return the variable and the value of NAME=VALUE, with or without our prefix."""
     name, _, value = text.partition("=")
     variable = PREFIX + name.strip().upper().replace("-", "_").removeprefix(PREFIX)
-    # A program may start in another directory.
-    is_path = variable == PREFIX + "POLICY" and value.strip()
-    return variable, str(Path(value).absolute()) if is_path else value.strip()
+    return variable, value.strip()
+
+
+def _absolute(settings: dict[str, str]) -> dict[str, str]:
+    """Return settings with absolute paths, because a program may start in another directory."""
+    return {
+        name: VARIABLES[name].kind.absolute(value) if name in VARIABLES and value else value
+        for name, value in settings.items()
+    }
 
 
 def _mistakes(settings: dict[str, str]) -> list[str]:

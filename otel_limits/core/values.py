@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
 from otel_limits.core.wording import suggestion
@@ -80,6 +81,10 @@ class Kind(Generic[T]):
         """Check a value from code or a policy file; `written` is its text in the file."""
         raise NotImplementedError
 
+    def absolute(self, text: str) -> str:
+        """Return text with the same meaning in every directory."""
+        return text
+
 
 def _redacted(text: str) -> str:
     """Return an invalid value without its secrets."""
@@ -137,6 +142,12 @@ class TextKind(Kind[T]):
     read: Callable[[str, str], T]
     """Parses text for a setting; raises `ValueError` with a message that contains the name."""
     schema: Mapping[str, Any] = dataclasses.field(default_factory=lambda: TEXT.schema)
+    place: Callable[[str], str] | None = None
+    """Makes a path absolute; `None` if it is none."""
+
+    def absolute(self, text: str) -> str:
+        """Return text with the same meaning in every directory."""
+        return text if self.place is None else self.place(text)
 
     def of_text(self, name: str, text: str) -> T:
         """Parse an environment variable or a command line option."""
@@ -360,6 +371,10 @@ def _text(value: object) -> str:
 
 TEXT: Final[Kind[str]] = CheckedKind(
     phrase="text", check=_text, parse=str, schema={"type": "string"}
+)
+
+PATH: Final = TextKind[str](
+    read=lambda _, text: text, place=lambda text: str(Path(text).absolute())
 )
 
 

@@ -35,7 +35,18 @@ def _parse(name: str, text: str) -> Address:
     return parse(name, text, _data_directory())
 
 
-LEDGER: Final = TextKind(read=ledger_address)
+def _absolute(text: str) -> str:
+    """Return the address of a ledger with an absolute path; what is none is returned as it is."""
+    try:
+        address = ledger_address(LEDGER_VARIABLE, text)
+    except ValueError:
+        return text
+    if address is None or address.file is None:
+        return text
+    return address.url if "://" in text else str(address.file)
+
+
+LEDGER: Final = TextKind(read=ledger_address, place=_absolute)
 LEDGER_GROUP: Final = TextKind(read=group_id)
 
 

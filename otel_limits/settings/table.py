@@ -20,6 +20,7 @@ from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import (
     BOOLEAN,
     DURATION,
+    PATH,
     PORT,
     SECONDS,
     TEXT,
@@ -107,14 +108,14 @@ class Settings:
     policy: Policy = Policy()  # noqa: RUF009  immutable
     policy_path: str | None = setting(
         None,
-        TEXT,
+        PATH,
         "Policy file (YAML): limits, actions, prices and exemptions by agent, model and tool.",
         name="policy",
     )
     """It wins over `policy`."""
     tool_log_dir: str | None = setting(
         None,
-        TEXT,
+        PATH,
         "Directory of the tool log: tool calls with arguments and results, for "
         "post-mortems. Unset: no tool log.",
     )

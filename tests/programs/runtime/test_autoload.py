@@ -358,9 +358,11 @@ def keeping(tmp_path_factory: pytest.TempPathFactory) -> Environment:
     ended = execute(
         *("env", "--chdir", str(made.site), made.python, "-m", "otel_limits.cli", "autoload"),
         *("install", "--policy", policy.name, "--set", "max-turns=3"),
-        *("--set", "OTEL_LIMITS_QUIET=true"),
+        *("--set", "OTEL_LIMITS_QUIET=true", "--set", "ledger=spend.db"),
     )
     assert ended.status == 0, ended.log
+    moved = "OTEL_LIMITS_LEDGER, OTEL_LIMITS_POLICY"
+    assert ended.output.endswith(f"Kept as absolute paths: {moved}.\n")
     return made
 
 
@@ -386,6 +388,7 @@ def test_status_shows_kept_settings_which_an_upgrade_keeps(keeping: Environment)
     status = keeping.autoload("status")
     kept = (
         f"OTEL_LIMITS_MAX_TURNS=3\nOTEL_LIMITS_QUIET=true\n"
+        f"OTEL_LIMITS_LEDGER={keeping.site / 'spend.db'}\n"
         f"OTEL_LIMITS_POLICY={keeping.site / 'limits.yaml'}\n"
     )
     assert again.output.endswith(kept)

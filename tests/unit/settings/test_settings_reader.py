@@ -14,7 +14,7 @@ from otel_limits import ConfigurationError, enable
 from otel_limits.cli import main
 from otel_limits.core.limits import PREFIX
 from otel_limits.core.values import CheckedKind
-from otel_limits.settings.settings_reader import near_misses, read_settings
+from otel_limits.settings.settings_reader import VARIABLES, near_misses, read_settings
 from otel_limits.settings.table import POLICY_FIELDS, PROCESS_FIELDS, SETTINGS
 from otel_limits.testing import ScriptedModel, says, uses
 
@@ -224,3 +224,17 @@ def test_limits_hold_beside_such_a_service(
     model = ScriptedModel([uses("search")] * 5 + [says("done")])
     assert make_agent(model)("go").stop_reason == "max_turns"
     assert model.calls == 3
+
+
+def test_each_setting_that_is_a_path_can_be_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that cron starts has another directory. URLs and words are no paths."""
+    monkeypatch.chdir(tmp_path)
+    found = {name for name, each in VARIABLES.items() if each.kind.absolute("a.db") != "a.db"}
+    assert found == {"OTEL_LIMITS_LEDGER", "OTEL_LIMITS_POLICY", "OTEL_LIMITS_TOOL_LOG_DIR"}
+    absolute = VARIABLES["OTEL_LIMITS_LEDGER"].kind.absolute
+    assert absolute("a.db") == str(tmp_path / "a.db")
+    assert absolute("sqlite:///a.db") == f"sqlite:///{tmp_path / 'a.db'}"
+    for text in ("none", "postgresql://host/db", "mysql://host/db", "/a.db", "sqlite:////a.db"):
+        assert absolute(text) == text
