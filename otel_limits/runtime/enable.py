@@ -21,6 +21,7 @@ from otel_limits.core.limits import (
     LIMITS,
     NO_LIMITS,
     PRESET,
+    SHARED_LIMITS,
     Limits,
     caller_location,
     require_limits,
@@ -42,10 +43,11 @@ from otel_limits.settings.children import (
 )
 from otel_limits.settings.policy.file import PolicyFile, price_mistakes
 from otel_limits.settings.settings_reader import Reading, read_settings
+from otel_limits.settings.table import SETTINGS
 from otel_limits.settings.variables import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Mapping
 
     from typing_extensions import Unpack
 
@@ -140,13 +142,24 @@ def enable(  # noqa: PLR0913  each is a part of the policy
         CHILD_ENVIRONMENT.restore()
 
 
-def _require_known(caps: Iterable[str]) -> None:
-    """Check the names of caps, with the message of Python."""
+def _require_known(caps: Mapping[str, object]) -> None:
+    """Check the names of caps, with the message of Python and the fix."""
     unknown = next((name for name in caps if name not in LIMITS), None)
-    if unknown is not None:
-        near = closest_match(unknown, (*LIMITS, *ARGUMENTS))
-        hint = f". Did you mean {near}?" if near else ""
-        raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
+    if unknown is None:
+        return
+    settings = {setting.name: setting.variable for setting in SETTINGS}
+    # `tree_max_turns` also resembles the argument `tree`.
+    near = unknown if unknown in settings else closest_match(unknown, (*ARGUMENTS, *settings))
+    hint = f". Did you mean {near}?"
+    if near is None:
+        hint = ""
+    elif shared := next((each for each in SHARED_LIMITS if near.startswith(f"{each}_max")), None):
+        cap = near.removeprefix(f"{shared}_")
+        hint = f". Use {shared}=Limits({cap}={caps[unknown]!r:.50})."
+    elif near not in LIMITS and near not in ARGUMENTS:
+        # Without the value, which may contain a password.
+        hint = f". Set {settings[near]} in the environment instead."
+    raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
 
 
 def _limit_children(own: Overrides, observers: int) -> None:

@@ -292,7 +292,15 @@ def test_enable_with_an_invalid_keyword_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("max_turn", r"\. Did you mean max_turns\?"), ("zebra", "$")]
+    ("name", "hint"),
+    [
+        ("max_turn", r"\. Did you mean max_turns\?"),
+        ("tree_max_turns", r"\. Use tree=Limits\(max_turns=3\)\."),
+        ("conversation_max_turn", r"\. Use conversation=Limits\(max_turns=3\)\."),
+        ("ledger", r"\. Set OTEL_LIMITS_LEDGER in the environment instead\."),
+        ("prometheus_prt", r"\. Set OTEL_LIMITS_PROMETHEUS_PORT in the environment instead\."),
+        ("zebra", "$"),
+    ],
 )
 def test_enable_with_an_unknown_keyword_is_a_type_error(name: str, hint: str) -> None:
     """As with any function; a misspelled cap must not be ignored."""
