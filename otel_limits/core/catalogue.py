@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 PACKAGE: Final = "genai-prices"
+UPGRADE: Final = f"pip install --upgrade {PACKAGE}"
 LIST: Final = "genai_prices.data"
 """The module that builds the list."""
 
@@ -358,7 +359,7 @@ def old_list() -> str | None:
         return None
     return (
         f"The price list {PACKAGE} {version} of {listed} is {days} days old, so prices of newer "
-        f"models are unknown, and others may have changed. Run: pip install --upgrade {PACKAGE}"
+        f"models are unknown, and others may have changed. Run: {UPGRADE}"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from otel_limits.cli.doctor.finding import Finding, fail, ok, skipped, warn
-from otel_limits.core.catalogue import list_in_use, old_list
+from otel_limits.core.catalogue import UPGRADE, list_in_use, old_list
 from otel_limits.core.installing import install_command
 from otel_limits.core.labels import misspelled
 from otel_limits.core.limits import NO_LIMITS
@@ -177,10 +177,10 @@ def _is_observed(policy: Policy) -> bool:
 
 def _agents(names: Collection[str], policies: Mapping[str, Policy]) -> str:
     """Name agents, given as names or globs."""
-    named = [repr(name) for name in names if name]
     if "" not in names:
-        return f"agents {', '.join(named)}"
-    return ", ".join([*named, "all other agents" if len(policies) > 1 else "agents"])
+        return f"agents {', '.join(map(repr, names))}"
+    others = [repr(name) for name in policies if name not in names]
+    return f"all agents except {', '.join(others)}" if others else "agents"
 
 
 def price_list(_: Context) -> Iterator[Finding]:
@@ -216,10 +216,12 @@ def prices(context: Context) -> Iterator[Finding]:
         effect = "so its first call halts the agent"
     elif any(each.max_cost_usd for each in (policy.limits, policy.tree, policy.conversation)):
         effect = "so max_cost_usd does not cover it"
+    name = redact_url(model)
     yield fail(
         "prices",
-        f"{redact_url(model)} has no price ({prices.source}), {effect}.",
-        f"Add a price under models in the policy file, or run: {install_command('prices')}",
+        f"{name} has no price ({prices.source}), {effect}.",
+        f'Add models["{name}"].price with input and output, in USD per million tokens, to the '
+        f"policy file, or run: {UPGRADE if prices.has_list else install_command('prices')}",
     )
 
 

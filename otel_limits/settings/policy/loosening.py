@@ -41,7 +41,7 @@ def _of_agents(old: Mapping[str, Policy], new: Mapping[str, Policy]) -> Iterator
             yield f"all agents: {phrase}"
             continue
         for name in names:
-            yield f"{f'agent {name!r}' if name else 'all other agents'}: {phrase}"
+            yield f"{f'agent {name!r}' if name else 'agents without an entry'}: {phrase}"
 
 
 def _of_quotas(

@@ -108,6 +108,11 @@ def test_an_unknown_price_is_a_failure(policy: Path) -> None:
     """Its meaning depends on whether cost is limited."""
     finding = only("prices", "no-such-model", POLICY=str(policy))
     assert (finding.status, "so its cost is unknown" in finding.text) == ("FAIL", True)
+    # The price list is installed, so installing it is no help.
+    assert finding.advice == (
+        'Add models["no-such-model"].price with input and output, in USD per million tokens, to '
+        "the policy file, or run: pip install --upgrade genai-prices"
+    )
     capped = only("prices", "no-such-model", POLICY=str(policy), MAX_COST_USD="1")
     assert "so max_cost_usd does not cover it" in capped.text
     policy.write_text("models: {known: {price: {input: 1, output: 2}}}\n")
@@ -143,7 +148,12 @@ def test_any_other_action_is_named(action: str) -> None:
             "ok",
             "only observed for agents 'a', 'b*'.",
         ),
-        ("agents: {a: {action: halt}}", "observe", "ok", "only observed for all other agents."),
+        (
+            "agents: {a: {action: halt}}",
+            "observe",
+            "ok",
+            "observed for all agents except 'a'.",
+        ),
         ("agents: {a: {action: observe}}", "observe", "FAIL", "no agent would be halted."),
         ("defaults: {action: observe}", "halt", "FAIL", "no agent would be halted."),
         ("defaults: {action: halt}", "observe", "ok", "halt."),

@@ -151,6 +151,11 @@ LOOSER_VERSIONS = [
         "models: {m: {price: {input: 1, output: 9}}}",
         [],
     ),
+    (
+        "{defaults: {limits: {max_turns: 3}}, agents: {a: {limits: {max_turns: 2}}}}",
+        "{defaults: {limits: {max_turns: 4}}, agents: {a: {limits: {max_turns: 2}}}}",
+        ["agents without an entry: max_turns 3 -> 4"],
+    ),
 ]
 
 
