@@ -10,16 +10,17 @@ import socket
 import sys
 import time
 import uuid
+from argparse import SUPPRESS
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from otel_limits.cli.command import add_command, refuse
+from otel_limits.cli.command import add_command, file_name, refuse
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import QuotaGrant
 from otel_limits.core.limits import CONVERSATION, CONVERSATION_PREFIX, SHARED_LIMITS
 from otel_limits.core.secrets import redact_url
-from otel_limits.core.values import DATE_TIME, WHOLE_NUMBER
+from otel_limits.core.values import END, WHOLE_NUMBER
 from otel_limits.core.wording import pluralize, suggestion
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
@@ -53,7 +54,7 @@ from otel_limits.settings.policy.file import valid_document
 from otel_limits.settings.settings_reader import settings_with
 
 if TYPE_CHECKING:
-    from argparse import Namespace
+    from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
     from otel_limits.core.limits import Limits
@@ -86,27 +87,29 @@ def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], i
     return call
 
 
-def known_quotas(*, is_required: bool = True) -> list[Quota]:
-    """Return the quotas of the policy file.
+def known_quotas(policy: str | None, *, is_required: bool = True) -> list[Quota]:
+    """Return the quotas of a policy file, by default of that of the environment.
 
     Raises:
         ConfigurationError: It contains mistakes.
         ValueError: It has none although it must.
     """
-    quotas = [entry.value for entry in valid_document().quotas.values()]
+    quotas = [entry.value for entry in valid_document(policy).quotas.values()]
     if not quotas and is_required:
-        raise ValueError("No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.")
+        raise ValueError(
+            "No quotas found. Set OTEL_LIMITS_POLICY, or --policy, to a policy file with quotas."
+        )
     return quotas
 
 
-def caps_of_conversations() -> Callable[[str], Limits] | None:
+def caps_of_conversations(path: str | None) -> Callable[[str], Limits] | None:
     """Return a function that returns the caps of an agent's conversations; `None` without any.
 
     Raises:
         ConfigurationError: The policy file contains mistakes.
     """
     names = [f"{CONVERSATION_PREFIX}{name}" for name in SHARED_LIMITS[CONVERSATION]]
-    document, policy = valid_document(), settings_with(*names).policy
+    document, policy = valid_document(path), settings_with(*names).policy
     if not any(each.conversation.active for each in document.policies(policy).values()):
         return None
     return functools.cache(lambda agent: document.effective(agent, policy).conversation)
@@ -158,9 +161,9 @@ NO_SUBSCRIBERS: Final = (
 QUOTAS_HELP: Final = """\
 Show quota usage, reservations and reset times.
 
-Reads the quotas in the policy file (OTEL_LIMITS_POLICY) from OTEL_LIMITS_QUOTA_STORE. Keys from
-external input, e.g. a tenant in the baggage, are shown as the first characters of a hash. Calls
-of killed workers that the ledger recorded are settled first.
+Reads the quotas in the policy file from OTEL_LIMITS_QUOTA_STORE. Keys from external input, e.g. a
+tenant in the baggage, are shown as the first characters of a hash. Calls of killed workers that the
+ledger recorded are settled first.
 
 Conversations that have used 80% of a cap are listed by their hash. The caps are those of the policy
 file and the environment of this command, e.g. OTEL_LIMITS_CONVERSATION_MAX_TURNS.
@@ -179,6 +182,7 @@ invocations are not affected. Needs OTEL_LIMITS_QUOTA_STORE, the same as that of
 def add(commands: Any) -> None:
     """Add `quotas` and `kill`."""
     quotas = add_command(commands, "quotas", QUOTAS_HELP, exit_status(show))
+    add_policy(quotas)
     quotas.add_argument("--watch", action="store_true", help="refresh every second")
     quotas.add_argument(
         "--format",
@@ -203,13 +207,20 @@ def add(commands: Any) -> None:
     )
 
 
+def add_policy(command: ArgumentParser, **more: Any) -> None:
+    """Add `--policy`."""
+    text = "policy file with the quotas (default: OTEL_LIMITS_POLICY)"
+    command.add_argument("--policy", type=file_name, metavar="FILE", help=text, **more)
+
+
 def show(options: Namespace) -> None:
     """Show every quota, once or repeatedly."""
     from otel_limits.top.fleet import NEAR_END
 
     # Before anything else, to report missing variables first.
-    caps_of = caps_of_conversations()
-    quotas, store = known_quotas(is_required=caps_of is None), shared_store()
+    caps_of = caps_of_conversations(options.policy)
+    quotas = known_quotas(options.policy, is_required=caps_of is None)
+    store = shared_store()
     top = None if options.top is None else WHOLE_NUMBER.of_text("--top", options.top)
 
     def read() -> Uses:
@@ -376,7 +387,7 @@ UNBLOCK_HELP: Final = """\
 Unblock one quota key.
 """
 
-WHEN: Final = "end, in ISO 8601 (default time zone: UTC)"
+WHEN: Final = "end, e.g. 12h or 1d from now, or in ISO 8601 (default time zone: UTC)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,6 +477,8 @@ def add_changes(below: Any) -> None:
     for row in CHANGES:
         run = reset if row.name == "reset" else functools.partial(change_key, row)
         command = add_command(below, row.name, row.help, exit_status(run))
+        # Without a default, which would replace a file given before the command.
+        add_policy(command, default=SUPPRESS)
         names: Any = {"nargs": "?"} if row.name == "reset" else {}
         command.add_argument("name", metavar="NAME", help="the quota", **names)
         command.add_argument(
@@ -530,7 +543,7 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
     """
     # The ledger's address first: an invalid one must not leave a change unrecorded.
     store, ledger = shared_store(), recorded_ledger()
-    quota, key = named(store, options.name, options.key)
+    quota, key = named(store, known_quotas(options.policy), options)
     amount = amount_in(quota, options.amount) if row.amount else 0
     until = end_of(store, options.until) if row.until and options.until is not None else None
     reason = options.reason if row.reason else ""
@@ -551,18 +564,18 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
     sys.stdout.write(f"{sentence}\n")
 
 
-def named(store: SharedStore, name: str, text: str) -> tuple[Quota, Key]:
+def named(store: SharedStore, known: list[Quota], options: Namespace) -> tuple[Quota, Key]:
     """Return the quota and the key named on the command line.
 
     Raises:
         ValueError: There is no such quota, or its keys have another form.
     """
-    quotas = {quota.name: quota for quota in known_quotas()}
-    quota = quotas.get(name)
+    quotas = {quota.name: quota for quota in known}
+    quota = quotas.get(options.name)
     if quota is None:
-        hint = suggestion(name, quotas, f"Known quotas: {', '.join(quotas)}.")
-        raise ValueError(f"No quota named {redact_url(name)!r}. {hint}")
-    return quota, find_key(store, quota, text)
+        hint = suggestion(options.name, quotas, f"Known quotas: {', '.join(quotas)}.")
+        raise ValueError(f"No quota named {redact_url(options.name)!r}. {hint}")
+    return quota, find_key(store, quota, options.key)
 
 
 def amount_in(quota: Quota, text: str) -> int:
@@ -584,7 +597,7 @@ def end_of(store: SharedStore, text: str) -> float:
     Raises:
         ValueError: It is not a time in the future.
     """
-    until = DATE_TIME.of_text("--until", text).timestamp()
+    until = END.of_text("--until", text).timestamp()
     if until <= store.now():
         raise ValueError(f"--until must be in the future, got {text}.")
     return until

@@ -7,7 +7,7 @@ importing otel-limits.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
@@ -129,9 +129,15 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
         case _:
             field = part.model_fields.get(name)
             example = field.examples[0] if field and field.examples else {}
-            such = "".join(f", such as {inner}: {value}" for inner, value in example.items())
+            inner = ", ".join(f"{key}: {_flow(value)}" for key, value in example.items())
+            such = f", such as {inner}," if inner else ","
             got = "an empty one" if error["type"] == "too_short" else written
-            return f"{key or 'The file'} must be a mapping{such}, got {got}."
+            return f"{key or 'The file'} must be a mapping{such} got {got}."
+
+
+def _flow(value: object) -> str:
+    """Return a value on one line, as YAML."""
+    return json.dumps(value).replace('"', "") if isinstance(value, Mapping) else str(value)
 
 
 def _place_of(name: str, part: type[Part]) -> str:

@@ -29,6 +29,11 @@ DURATION_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "day
 # No spaces or braces, so that the templates of quota keys are unambiguous.
 KEY_SOURCE: Final = re.compile(r"(?:baggage|attribute)\.[A-Za-z0-9][A-Za-z0-9_.\-/]{0,127}")
 
+PLAIN: Final = re.compile(r"(?:0|[1-9]\d*)(?:\.\d+)?|true|false")
+"""Text that files and code read as a number or as a truth value, unless it is quoted."""
+
+UNQUOTED: Final = "Write it without quotes."
+
 # YAML aliases can make a value astronomically long: abbreviated to what a person would read.
 WRITER: Final = reprlib.Repr()
 WRITER.maxlevel = 2
@@ -126,10 +131,21 @@ class CheckedKind(Kind[T]):
         try:
             return self.check(value)
         except (ValueError, ArithmeticError) as error:
-            raise self._refusal(name, written or WRITER.repr(value), error) from None
+            quoted = UNQUOTED if self._is_quoted(value) else ""
+            raise self._refusal(name, written or WRITER.repr(value), error, quoted) from None
 
-    def _refusal(self, name: str, written: str, error: Exception) -> ValueError:
-        advice = str(error) if isinstance(error, InvalidValueError) else ""
+    def _is_quoted(self, value: object) -> bool:
+        """Return whether this text would be valid without its quotes."""
+        if not isinstance(value, str) or not PLAIN.fullmatch(value):
+            return False
+        try:
+            self.check(self.parse(value))
+        except (ValueError, ArithmeticError):
+            return False
+        return True
+
+    def _refusal(self, name: str, written: str, error: Exception, advice: str = "") -> ValueError:
+        advice = advice or (str(error) if isinstance(error, InvalidValueError) else "")
         sentence = f"{name} must be {self.phrase}, got {_redacted(written)}."
         # `lstrip`: an item of a list has no name, and its message starts with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
@@ -164,6 +180,12 @@ class MappingKind(Kind[Mapping[str, T]]):
 
     each: Kind[T]
     example: str
+
+    @property
+    def written_example(self) -> dict[str, int]:
+        """The example, as in a file."""
+        parts = (part.partition("=") for part in self.example.split(","))
+        return {name: int(value) for name, _, value in parts}
 
     @property
     def schema(self) -> Mapping[str, Any]:  # type: ignore[override]
@@ -485,21 +507,20 @@ def _date_time(text: object) -> datetime:
     return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
 
 
-DATE_TIME: Final = CheckedKind[datetime](
-    phrase="a date and time such as 2026-12-01 or 2026-12-01T06:00+01:00 (UTC by default)",
-    check=_date_time,
-    parse=str,
-)
-
-
-def _time(text: str) -> datetime:
+def _from_now(text: str, sign: int) -> datetime:
     if DURATION_TEXT.fullmatch(text.strip()):
-        return datetime.fromtimestamp(time.time(), timezone.utc) - _duration(text)
+        return datetime.fromtimestamp(time.time(), timezone.utc) + sign * _duration(text)
     return _date_time(text)
 
 
 TIME: Final = CheckedKind[datetime](
     phrase="a time: 7d for seven days ago, 2026-11-01 or 2026-11-01T12:00",
-    check=_time,
+    check=lambda text: _from_now(text, -1),
+    parse=str,
+)
+
+END: Final = CheckedKind[datetime](
+    phrase="a time: 1d for a day from now, 2026-12-01 or 2026-12-01T06:00+01:00 (UTC by default)",
+    check=lambda text: _from_now(text, 1),
     parse=str,
 )

@@ -50,30 +50,44 @@ def _type_of(kind: Kind[Any]) -> Any:
     )
 
 
-def _part(name: str, keys: Mapping[str, tuple[Any, str]]) -> type[Part]:
-    """Create a model from the type and the help of each key."""
-    fields: dict[str, Any] = {key: (kind, optional(text)) for key, (kind, text) in keys.items()}
+def _part(name: str, keys: Mapping[str, tuple[Any, ...]]) -> type[Part]:
+    """Create a model from the type and the help of each key, and an example of a mapping."""
+    fields: dict[str, Any] = {
+        key: (kind, optional(text, **({"examples": list(examples)} if examples else {})))
+        for key, (kind, text, *examples) in keys.items()
+    }
     return create_model(name, __base__=Part, **fields)
 
 
 def _caps(name: str, limits: Iterable[str]) -> type[Part]:
-    return _part(name, {each: (_type_of(LIMITS[each].kind), LIMITS[each].help) for each in limits})
+    return _part(name, {each: _key_of(LIMITS[each].kind, LIMITS[each].help) for each in limits})
+
+
+def _key_of(kind: Kind[Any], text: str) -> tuple[Any, ...]:
+    examples = [kind.written_example] if isinstance(kind, MappingKind) else []
+    return _type_of(kind), text, *examples
+
+
+EXAMPLE: Final = {"max_turns": 30}
+"""Of limits."""
 
 
 # Made from the tables of limits and settings, which variables and options are made from as well.
 Section: Final = _part(
     "Section",
     {
-        "limits": (_caps("Limits", LIMIT_NAMES), "Limits per invocation."),
+        "limits": (_caps("Limits", LIMIT_NAMES), "Limits per invocation.", EXAMPLE),
         "tree": (
             _caps("Tree", SHARED_LIMITS[TREE]),
             "Limits across a budget tree: an invocation and all agents it starts.",
+            EXAMPLE,
         ),
         "conversation": (
             _caps("Conversation", SHARED_LIMITS[CONVERSATION]),
             "Limits per conversation: all invocations of a thread or session.",
+            EXAMPLE,
         ),
-        **{name: (_type_of(each.kind), each.help) for name, each in AGENT_SETTINGS.items()},
+        **{name: _key_of(each.kind, each.help) for name, each in AGENT_SETTINGS.items()},
     },
 )
 
@@ -171,7 +185,7 @@ class WrittenModel(Part):
         }
     )
 
-    price: WrittenPrice = optional("Price of the models.")
+    price: WrittenPrice = optional("Price of the models.", examples=[{"input": 1, "output": 4}])
     priced_as: Annotated[Any, Of(TextKind(read=_listed))] = optional(
         "Model on the price list whose price applies, e.g. azure/gpt-4o. Unset: the model ID.",
         alias="as",
@@ -215,18 +229,25 @@ class WrittenTool(Part):
 File: Final = _part(
     "File",
     {
-        "defaults": (Section, "Settings of all agents, unless overridden below."),
+        "defaults": (
+            Section,
+            "Settings of all agents, unless overridden below.",
+            {"limits": EXAMPLE},
+        ),
         "agents": (
             dict[str, Section],  # type: ignore[valid-type]
             "Settings by agent name or glob. The most specific glob applies, value by value.",
+            {"researcher": {"limits": EXAMPLE}},
         ),
         "models": (
             dict[str, WrittenModel],
             "Prices by model ID or glob. The most specific glob applies.",
+            {"my-model": {"price": {"input": 1, "output": 4}}},
         ),
         "tools": (
             dict[str, WrittenTool],
             "Settings by tool name or glob. The most specific glob applies.",
+            {"poll_*": {"exempt": True}},
         ),
         # Read by `otel_limits.quotas.section`, which most files don't need.
         "quotas": (Any, "Budgets per time window, shared by many invocations."),

@@ -328,7 +328,7 @@ def test_money_is_granted_in_dollars(used: Any, run: Run) -> None:
         (("grant", "daily", "1e99", "--until", "2999-01-01"), "whole number from 1 to 90071992547"),
         (("grant", "nightly", "inf", "--until", "2999-01-01"), "AMOUNT (in USD) must be an amo"),
         (("grant", "nightly", "9007200", "--until", "2999-01-01"), "above 0 and up to 9007199, su"),
-        (("grant", "daily", "1", "--until", "tomorrow"), "--until must be a date and time such"),
+        (("grant", "daily", "1", "--until", "tomorrow"), "--until must be a time: 1d for a d"),
         (("grant", "daily", "1", "--until", "2020-01-01"), "--until must be in the future"),
     ],
 )
@@ -342,6 +342,26 @@ def test_a_mistake_is_a_sentence_and_changes_nothing(
     assert not [fact for fact in events if isinstance(fact, QuotaGrant)]
 
 
+def test_a_grant_can_end_after_a_duration(used: Any, run: Run, events: list[Event]) -> None:
+    """Which `audit --since 1d` counts back from now."""
+    before = time.time()
+    assert run("quotas", "grant", "daily", "1", "--until", "1d")[0] == 0
+    (grant,) = [fact for fact in events if isinstance(fact, QuotaGrant)]
+    assert grant.until is not None
+    assert before + 86_400 <= grant.until <= time.time() + 86_400
+
+
+def test_the_policy_file_can_be_an_option(
+    used: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or after the name of a command, as with `check`."""
+    path = os.environ["OTEL_LIMITS_POLICY"]
+    monkeypatch.delenv("OTEL_LIMITS_POLICY")
+    assert "daily" in run("quotas", "--policy", path)[1]
+    for words in (("--policy", path, "reset", "daily"), ("reset", "daily", "--policy", path)):
+        assert run("quotas", *words)[:2] == (0, "Reset (all) of quota 'daily'.\n")
+
+
 def test_without_a_policy_there_is_nothing_to_show(
     run: Run, monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
@@ -350,7 +370,10 @@ def test_without_a_policy_there_is_nothing_to_show(
     assert run("quotas") == (
         2,
         "",
-        "otel-limits: No quotas found. Set OTEL_LIMITS_POLICY to a policy file with quotas.\n",
+        (
+            "otel-limits: No quotas found. Set OTEL_LIMITS_POLICY, or --policy, to a policy file "
+            "with quotas.\n"
+        ),
     )
 
 

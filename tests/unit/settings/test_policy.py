@@ -489,7 +489,14 @@ WRONG = {
     "defaults: {limits: {max_duration_seconds: 1:30}}": "a number of seconds above 0, got '1:30'.",
     "defaults: {limits: {max_duration_seconds: 0.0}}": "a number of seconds above 0, got 0.0.",
     "defaults: {limits: {max_no_progress_turns: -1}}": "or 0 to switch it off, got -1.",
-    "defaults: {limits: {max_calls_per_tool: 5}}": "max_calls_per_tool must be a mapping, got 5.",
+    "defaults: {limits: {max_calls_per_tool: 5}}": (
+        "max_calls_per_tool must be a mapping, such as search: 20, fetch: 5, got 5."
+    ),
+    # Only text that would be valid without its quotes.
+    'defaults: {limits: {max_turns: "6"}}': f"{WHOLE}, got '6'. Write it without quotes.",
+    'defaults: {limits: {max_turns: "0"}}': f"{WHOLE}, got '0'. Unset means no limit.",
+    'defaults: {limits: {max_cost_usd: "0.5"}}': "got '0.5'. Write it without quotes.",
+    'defaults: {budget_hints: "true"}': "got 'true'. Write it without quotes.",
     "defaults: {limits: {max_calls_per_tool: {search: 0}}}": (
         f'defaults.limits.max_calls_per_tool["search"] {WHOLE}, got 0.'
     ),
@@ -501,8 +508,8 @@ WRONG = {
     "defaults: {warn_at: [0.5, 1.5]}": "(in a file [0.5, 0.8]), got [0.5, 1.5].",
     "defaults: {warn_at: [true]}": "(in a file [0.5, 0.8]), got [true].",
     "defaults: {budget_hints: yes}": "defaults.budget_hints must be true or false, got 'yes'.",
-    "defaults: []": "defaults must be a mapping, got [].",
-    "defaults:": "defaults must be a mapping, got nothing.",
+    "defaults: []": "defaults must be a mapping, such as limits: {max_turns: 30}, got [].",
+    "defaults:": "defaults must be a mapping, such as limits: {max_turns: 30}, got nothing.",
     "agents: {a: 5}": 'agents["a"] must be a mapping, got 5.',
     "models: {m: {price: {input: 1}}}": 'models["m"].price needs output: USD per million output',
     "models: {m: {price: {input: 1, output: -1}}}": 'models["m"].price.output must be USD per',
@@ -893,7 +900,8 @@ def test_run_refuses_a_bad_file(
     bad.write_text("defaults: 5")
     assert main(["run", "--policy", str(bad), "--", "true"]) == 2
     assert capsys.readouterr().err == (
-        f"otel-limits: {bad}:1: defaults must be a mapping, got 5.\n"
+        f"otel-limits: {bad}:1: defaults must be a mapping, such as limits: {{max_turns: 30}}, "
+        "got 5.\n"
     )
 
 
