@@ -198,9 +198,15 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
     try:
         os.execvpe(command[0], command, {**environ, NOTE: note})  # noqa: S606  the user's own
     except FileNotFoundError:
-        return NOT_FOUND, f"{command[0]}: command not found."
+        return NOT_FOUND, f"{command[0]}: command not found.{_script_hint(command[0])}"
     except OSError as error:
-        return NOT_EXECUTABLE, f"Cannot start {command[0]}: {error.strerror}."
+        sentence = f"Cannot start {command[0]}: {error.strerror}.{_script_hint(command[0])}"
+        return NOT_EXECUTABLE, sentence
+
+
+def _script_hint(name: str) -> str:
+    """Return the fix if the program is a file that only Python can run."""
+    return f" Did you mean: python {shlex.quote(name)}?" if name.endswith(".py") else ""
 
 
 def given_options(options: Namespace) -> dict[str, str]:

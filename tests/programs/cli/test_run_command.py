@@ -182,6 +182,8 @@ def test_a_command_that_is_not_found_has_the_status_that_shells_give_it() -> Non
     """127, and a sentence."""
     ended = execute(*RUN, "--", "no-such-program")
     assert (ended.status, ended.log) == (127, "otel-limits: no-such-program: command not found.\n")
+    script = execute(*RUN, "--", "bounded.py")
+    assert script.log.endswith("bounded.py: command not found. Did you mean: python bounded.py?\n")
 
 
 def test_a_command_that_cannot_be_executed_has_the_status_that_shells_give_it(
