@@ -121,6 +121,6 @@ def _ask(question: Question, arguments: Namespace) -> Answer:
 
 def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:
     answer = question.answer(inquiry, **values)
-    complete = answer.complete or completeness(inquiry)
-    # A misspelled agent would look like one that was never halted.
-    return replace(answer, complete=f"{inquiry.unknown_values}{complete}")
+    # Before the tables: a misspelled agent would look like one that was never halted.
+    summary = f"{inquiry.unknown_values}{answer.summary}".strip()
+    return replace(answer, summary=summary, complete=answer.complete or completeness(inquiry))
