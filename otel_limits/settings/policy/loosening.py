@@ -73,11 +73,11 @@ def _of_prices(before: Document, after: Document, old: Mapping[str, Policy]) -> 
     ):
         return
     for key in dict.fromkeys((*before.written_prices, *after.written_prices)):
-        values = (
+        old_price, new_price = (
             document.written_prices[key].value if key in document.written_prices else None
             for document in (before, after)
         )
-        yield from change(key, *values, _is_cheaper)
+        yield from change(key, old_price, new_price, _is_cheaper)
 
 
 def _is_cheaper(old: Any, new: Any) -> bool | None:
