@@ -31,7 +31,7 @@ RATES: Final[Mapping[str, Mapping[Part, Decimal]]] = {
     "gpt-4o-mini": rates("0.15", "0.075", "0", "0", "0.60"),
     "claude-sonnet-4-5": rates("3", "0.30", "3.75", "6", "15"),
     "claude-haiku-4-5": rates("1", "0.10", "1.25", "2", "5"),
-    "openai/gpt-4o": rates("2.50", "1.25", "0", "0", "10"),
+    "openai/gpt-4o-mini": rates("0.15", "0.075", "0", "0", "0.60"),
     "gpt-5": rates("1.25", "0.125", "0", "0", "10"),
     "gpt-5-mini": rates("0.25", "0.025", "0", "0", "2"),
     "gemini-2.5-flash-lite": rates("0.10", "0.01", "0", "0", "0.40"),

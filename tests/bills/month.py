@@ -55,7 +55,7 @@ from pathlib import Path  # noqa: E402
 MODELS: Final = (
     ("openai", "gpt-4o"),
     ("anthropic", "claude-sonnet-4-5"),
-    ("openrouter", "openai/gpt-4o"),
+    ("openrouter", "openai/gpt-4o-mini"),
     ("litellm", "smart"),
     ("openai", "gpt-4o-mini"),
     ("anthropic", "claude-haiku-4-5"),
