@@ -158,8 +158,7 @@ class Writer:
         if thread is not None:
             thread.join(CLOSE_SECONDS)
         self._end(to_disk=True)
-        # A thread that hangs in the database still uses its connection.
-        if thread is None or not thread.is_alive():
+        if thread is None:
             self._database.close()
 
     def _start(self) -> None:
@@ -243,6 +242,8 @@ class Writer:
             self._flush()
         # Restore this process's own spill files now; no other process would for a while.
         self._restore(only_own=True)
+        # Not by `close`, which does not wait for a thread that hangs in the database.
+        self._database.close()
 
     def _await_work(self) -> None:
         """Wait for rows and collect a batch of them, or until spill files or pruning are due."""

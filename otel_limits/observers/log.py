@@ -248,7 +248,7 @@ class FirstCalls(BaseObserver):
         if len(self._tools) >= MOST_TOOLS or not _is_new(event.tool, self._tools):
             return
         near = misspelled(event.tool, self._limited_tools)
-        # A tool that was called is no misspelling.
+        # A tool that was called is not a misspelling.
         if near is not None and near not in self._tools:
             agent = event.invocation.agent
             logger.warning(NAMED_TOOL, quoted(near), quoted(event.tool), quoted(agent))

@@ -265,7 +265,7 @@ DEFAULT_RESOURCE: Final = Resource(
         SERVICE_NAME: "unknown_service",
     }
 )
-"""What the SDK adds to any resource."""
+"""Attributes that the SDK adds to any resource."""
 
 
 def detected_resource() -> Resource:
