@@ -198,7 +198,7 @@ MOST_TOOLS: Final = 1_000
 """Tools whose names are compared: a model may invent a name for each call."""
 
 NAMED_ENTRY: Final = "The policy file names {entry}, not {agent}."
-NAMED_TOOL: Final = "Limits name tool %s, not %s, which agent %s calls."
+NAMED_TOOL: Final = "The limits name tool %s, but agent %s calls %s."
 UNLIMITED: Final = "No limits set for {who}. Set one, e.g. OTEL_LIMITS_MAX_TURNS=30."
 
 
@@ -251,7 +251,7 @@ class FirstCalls(BaseObserver):
         # A tool that was called is not a misspelling.
         if near is not None and near not in self._tools:
             agent = event.invocation.agent
-            logger.warning(NAMED_TOOL, quoted(near), quoted(event.tool), quoted(agent))
+            logger.warning(NAMED_TOOL, quoted(near), quoted(agent), quoted(event.tool))
 
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
@@ -102,10 +103,14 @@ def shared_limit_before_quota(subject: Subject) -> None:
 
 def limit_after_quota(subject: Subject) -> None:
     """A limit that another agent has used up during the wait for a quota halts an agent."""
+    other_waits = threading.Event()
+
+    def note_wait(event: Event) -> None:
+        if isinstance(event, QuotaWait):
+            other_waits.set()
 
     async def wait_for_other() -> None:
-        while not any(isinstance(each, QuotaWait) for each in events):  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await asyncio.to_thread(other_waits.wait)
 
     async def call_both() -> list[Ending]:
         return list(await asyncio.gather(*map(subject.call_later, helpers)))
@@ -116,7 +121,7 @@ def limit_after_quota(subject: Subject) -> None:
             return str(len(pool.submit(run, asyncio.run, call_both()).result()))
 
     policy = "quotas: {slot: {concurrency: 1, on_exceeded: wait}}"
-    with recording(policy, tree=Limits(max_model_calls=2)) as events:
+    with recording(policy, observers=[note_wait], tree=Limits(max_model_calls=2)) as events:
         boss = subject.model(endless(uses("ask")))
         models = [subject.model([DONE], wait_for_other) for _ in range(2)]
         helpers = [subject.agent(each, name="helper") for each in models]

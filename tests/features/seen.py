@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,10 +55,12 @@ def logged(text: str) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def recording(policy: str = "", **options: Any) -> Iterator[list[Event]]:
-    """Enable otel-limits and collect its events."""
+def recording(
+    policy: str = "", *, observers: Iterable[Callable[[Event], object]] = (), **options: Any
+) -> Iterator[list[Event]]:
+    """Enable otel-limits and collect its events, besides other observers."""
     events: list[Event] = []
-    with enabled(policy, observers=[events.append], **options):
+    with enabled(policy, observers=[events.append, *observers], **options):
         yield events
 
 

@@ -169,8 +169,8 @@ def test_a_misspelled_tool_of_a_limit_is_named(
     ]
     script = [uses("search"), uses("fetch"), uses("search"), uses("fetc")]
     make_agent(ScriptedModel([*script, says("done")]), name="bot", tools=tools)("go")
-    named = [text for text in warnings_logged() if "Limits name tool" in text]
-    assert named == ["Limits name tool 'serach', not 'search', which agent 'bot' calls."]
+    named = [text for text in warnings_logged() if "limits name tool" in text]
+    assert named == ["The limits name tool 'serach', but agent 'bot' calls 'search'."]
 
 
 def test_a_plugin_is_a_limit(

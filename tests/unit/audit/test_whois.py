@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from opentelemetry import baggage, context
 
 from otel_limits import disable, enable
@@ -19,8 +20,6 @@ from tests.ledger.book import NINE, Entry, write
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
@@ -76,6 +75,21 @@ def fill(ledger: LedgerFile) -> None:
     observer.close()
 
 
+@pytest.fixture
+def halted_joe(
+    ledger: LedgerFile, tmp_path: Path, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quota in memory, which records no charges, halts an agent for Joe."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    token = context.attach(baggage.set_baggage("user", "joe"))
+    make_agent(ScriptedModel(endless(uses("search"))))("go")
+    context.detach(token)
+    disable()
+
+
 def test_hashes_of_a_name_are_found(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,22 +132,9 @@ def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
     assert answer["summary"] == "The ledger does not contain the name."
 
 
-def test_a_halt_by_a_quota_in_memory_names_the_key(
-    ledger: LedgerFile,
-    tmp_path: Path,
-    make_agent: MakeAgent,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("halted_joe")
+def test_a_halt_by_a_quota_in_memory_names_the_key(capsys: pytest.CaptureFixture[str]) -> None:
     """Its charges are not recorded, but the sentence about the halt is."""
-    policy = tmp_path / "limits.yaml"
-    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
-    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
-    enable()
-    token = context.attach(baggage.set_baggage("user", "joe"))
-    make_agent(ScriptedModel(endless(uses("search"))))("go")
-    context.detach(token)
-    disable()
     answer = asked(capsys, "joe")
     assert rows_of(answer) == {
         ("value of a key", None, hashed("joe"), 1),
@@ -181,22 +182,9 @@ def test_a_hash_is_found_with_the_name_that_the_ledger_has(
     assert pair not in rows_of(asked(capsys, f"other/{hashed('joe')}"))
 
 
-def test_a_hash_without_a_name_names_its_audit_key(
-    ledger: LedgerFile,
-    tmp_path: Path,
-    make_agent: MakeAgent,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+@pytest.mark.usefixtures("halted_joe")
+def test_a_hash_without_a_name_names_its_audit_key(capsys: pytest.CaptureFixture[str]) -> None:
     """A hash cannot be turned into a name; the halt is found even with a quota in memory."""
-    policy = tmp_path / "limits.yaml"
-    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
-    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
-    enable()
-    token = context.attach(baggage.set_baggage("user", "joe"))
-    make_agent(ScriptedModel(endless(uses("search"))))("go")
-    context.detach(token)
-    disable()
     answer = asked(capsys, hashed("joe"))
     assert rows_of(answer) == {
         ("value of a key", None, hashed("joe"), 1),
