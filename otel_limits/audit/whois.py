@@ -233,10 +233,11 @@ def conversations_of(inquiry: AuditQuery, document: Document, name: str) -> Iter
     from otel_limits.runs.conversations import conversation_hash
 
     connection = inquiry.connection
+    ids = identities(conversation_keys(document), name)
     hashes = {
-        conversation_hash(agent, identity): agent
+        conversation_hash(agent, each): agent
         for agent in queries.agents(connection)
-        for identity in identities(document, name)
+        for each in ids
     }
     for place in queries.conversations(connection, list(hashes)):
         yield place._replace(of=hashes[place.kind])
@@ -244,13 +245,11 @@ def conversations_of(inquiry: AuditQuery, document: Document, name: str) -> Iter
         yield from queries.conversations_from(connection, name)
 
 
-def identities(document: Document, name: str) -> Iterator[str]:
-    """Yield the IDs that a conversation of a name may have: of a thread, or of a value."""
+def identities(keys: Iterable[str], name: str) -> list[str]:
+    """List the IDs that a conversation of a name may have: of a thread, or of a value."""
     from otel_limits.runs.conversations import keyed_identity
 
-    yield name
-    for key in conversation_keys(document):
-        yield keyed_identity(key, name)
+    return [name, *(keyed_identity(key, name) for key in keys)]
 
 
 def conversation_keys(document: Document) -> list[str]:
@@ -300,9 +299,10 @@ def names_of(
             shown = displayed("baggage", key_text(value))
             if shown in asked.values:
                 yield Named(shown, value, f"audit key {key}")
+    keys = conversation_keys(document)
     for conversation in sorted(conversations):
         for agent, key, value in queries.names_within(connection, conversation):
-            ids = identities(document, value)
+            ids = identities(keys, value)
             if any(conversation_hash(agent, each) == conversation for each in ids):
                 yield Named(conversation, value, f"audit key {key}" if key else "session")
 

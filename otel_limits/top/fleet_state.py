@@ -337,9 +337,7 @@ class QuotaReadings:
 
     def __init__(self) -> None:
         """Create it without scrapes."""
-        self._of_feeds: dict[
-            str, dict[tuple[Labels, str, str], tuple[dict[str, float], float]]
-        ] = {}
+        self._of_feeds: dict[str, dict[ProcessQuotaKey, QuotaReading]] = {}
 
     def update(self, scrape: Scrape) -> None:
         """Note which keys a process has read since the previous scrape."""
