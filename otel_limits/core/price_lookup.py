@@ -79,9 +79,14 @@ class PriceOverride:
 def missing_prices() -> str:
     """Return the message about a cost limit without any prices, after the name of the limit."""
     return (
-        f"needs prices, and there are none. Run: {install_command('prices')} (Python 3.11 or "
-        "newer), or give them in the policy file under models."
+        f"needs prices, and there are none. Run: {install_list()}, or give them in the policy file "
+        "under models."
     )
+
+
+def install_list() -> str:
+    """Return the command that installs the price list, with the Pythons that can have it."""
+    return f"{install_command('prices')} (Python 3.11 or newer)"
 
 
 MAX_PRICE: Final = Decimal(2**63 - 1).scaleb(-12)
@@ -189,7 +194,7 @@ class Prices:
         priced_as = None if override is None or own is not None else override.priced_as
         if priced_as is not None:
             if self._catalogue is None:
-                return Quote(unknown=NO_LIST.format(priced_as, install_command("prices")))
+                return Quote(unknown=NO_LIST.format(priced_as, install_list()))
             call = self._as_listed(call, priced_as)
             vendor = call.vendor or canonical(call.provider)
         elif own is None and (override is not None or is_local(call.model, vendor)):

@@ -17,7 +17,7 @@ from otel_limits.core.catalogue import UPGRADE, list_in_use, old_list
 from otel_limits.core.installing import install_command
 from otel_limits.core.labels import misspelled
 from otel_limits.core.limits import NO_LIMITS
-from otel_limits.core.price_lookup import Prices
+from otel_limits.core.price_lookup import Prices, install_list
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.usage import Usage
 from otel_limits.core.wording import pluralize
@@ -131,7 +131,7 @@ def models(context: Context) -> Iterator[Finding]:
             yield warn(
                 "models",
                 f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its '
-                f"calls have no price. Run: {install_command('prices')} (Python 3.11 or newer)",
+                f"calls have no price. Run: {install_list()}",
             )
 
 
@@ -187,8 +187,7 @@ def price_list(_: Context) -> Iterator[Finding]:
     """Report the price list."""
     in_use = list_in_use()
     if in_use is None:
-        advice = f"{install_command('prices')} (Python 3.11 or newer)"
-        yield skipped("price list", "Not installed.", advice)
+        yield skipped("price list", "Not installed.", install_list())
     elif (warning := old_list()) is not None:
         yield warn("price list", warning)
     else:
@@ -221,7 +220,7 @@ def prices(context: Context) -> Iterator[Finding]:
         "prices",
         f"{name} has no price ({prices.source}), {effect}.",
         f'Add models["{name}"].price with input and output, in USD per million tokens, to the '
-        f"policy file, or run: {UPGRADE if prices.has_list else install_command('prices')}",
+        f"policy file, or run: {UPGRADE if prices.has_list else install_list()}",
     )
 
 
