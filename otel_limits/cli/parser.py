@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = options.call(options)
         sys.stdout.flush()
     except LedgerError as error:
+        _discard_unwritten()  # it may be about an export to standard output
         return refuse([str(error)])
     except ConfigurationError as error:
         return refuse(error.mistakes)
@@ -88,13 +89,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _unwritten(error: OSError, status: int) -> int:
     """Say once why the output was not written, and return the status of the process."""
-    # Python flushes again at exit, which would also fail.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _discard_unwritten()
     if error.errno == errno.EPIPE:  # the reader, e.g. `head`, closed the pipe
         return BROKEN_PIPE
     if status == USAGE_ERROR:  # it has already said why, e.g. that a row could not be written
         return status
     return refuse([f"Cannot write output: {error.strerror}."])
+
+
+def _discard_unwritten() -> None:
+    """Discard output that cannot be written: Python flushes at exit, which would also fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _disable_autoload() -> None:
