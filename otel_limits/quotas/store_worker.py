@@ -215,7 +215,9 @@ class ThreadedExecutor:
             for each in self._kept.values()
         )
         if lost:
-            INTERNAL_ERRORS.report("quotas", StoreError(f"{lost} settlements lost at exit"))
+            what = pluralize(lost, "settlement was", "settlements were")
+            sentence = f"{what} lost at exit, because the quota store is unavailable"
+            INTERNAL_ERRORS.report("quotas", StoreError(sentence), sentence)
         self._store.close()
 
     # --- in the thread ----------------------------------------------------------------------------

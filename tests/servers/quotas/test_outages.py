@@ -462,9 +462,10 @@ def test_exit_in_an_outage_reports_unsent_usage_only(
     hold({"calls": CALLS | {"on_store_error": way}}, place.url, timeout=TIMEOUT)
     make_agent(ScriptedModel(endless(says("done"))))("go")
     eventually(lambda: UNAVAILABLE in caplog.text)
-    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda _, error: said.append(str(error)))
+    monkeypatch.setattr(INTERNAL_ERRORS, "report", lambda *what: said.append(what[-1]))
     close_gate()
-    assert said == ["1 settlements lost at exit"] * (way == "allow")
+    sentence = "1 settlement was lost at exit, because the quota store is unavailable"
+    assert said == [sentence] * (way == "allow")
 
 
 def test_password_in_a_client_error_is_redacted(

@@ -127,6 +127,15 @@ def test_key_of_a_wrong_type_fails_one_operation_only(process: Process, server: 
     assert process.send(Settle(unique(), ())).status == "settled"
 
 
+@pytest.mark.usefixtures("faulty")
+def test_field_that_is_no_number_fails_one_operation_only(process: Process, server: Server) -> None:
+    """As a key of a wrong type."""
+    server.client.hset(KeyNames().bucket(this_count())[0], "used", "foreign")
+    with pytest.raises(StoreError, match="user_script"):
+        process.send(reserve(unique()))
+    assert process.send(Settle(unique(), ())).status == "settled"
+
+
 def test_idle_connection_closed_by_the_server_is_replaced(
     process: Process, server: Server, store: SharedStore
 ) -> None:
