@@ -48,7 +48,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
     """Serve the page's application with two workers; yield its port and the metrics port."""
     tmp_path = tmp_path_factory.mktemp("api")
     (tmp_path / "api.py").write_text(files(DOCS / "fastapi.md")["api.py"], encoding="utf-8")
-    (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
+    (tmp_path / "my_agents.py").write_text(AGENTS, encoding="utf-8")
     (tmp_path / "numbers").mkdir()
     port, metrics = free_port(), free_port()
     words = [*start_command("fastapi"), f"--port={port}"]
@@ -99,7 +99,7 @@ def test_celery_task_is_limited(tmp_path: Path) -> None:
     program = files(DOCS / "celery.md")["tasks.py"]
     program = program.replace("redis://localhost:6379/", f"redis://127.0.0.1:{server.port}/")
     (tmp_path / "tasks.py").write_text(program, encoding="utf-8")
-    (tmp_path / "agents.py").write_text(AGENTS, encoding="utf-8")
+    (tmp_path / "my_agents.py").write_text(AGENTS, encoding="utf-8")
     server.start()
     try:
         with served(start_command("celery"), PYTHONPATH=f"{tmp_path}{os.pathsep}{SCRIPTS}"):

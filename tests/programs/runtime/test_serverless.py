@@ -84,7 +84,7 @@ def serving(service: Service) -> Iterator[str]:
 def written(directory: Path) -> Path:
     """Write the programs of the pages, with agents to ask."""
     (wrapper,) = (body for name, body in BLOCK.findall(LAMBDA.read_text()) if name == "sh")
-    programs = {**files(LAMBDA), **files(AGENTCORE), "agents.py": AGENTS, "wrapper": wrapper}
+    programs = {**files(LAMBDA), **files(AGENTCORE), "my_agents.py": AGENTS, "wrapper": wrapper}
     for name, body in programs.items():
         (directory / name).write_text(body, encoding="utf-8")
     return directory

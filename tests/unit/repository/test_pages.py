@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 import otel_limits
 from otel_limits.docs import page, topics
 from otel_limits.settings.policy.reader import parse
+from otel_limits.startup.otel_limits_startup import PACKAGES as FRAMEWORK_PACKAGES
 from tests.pages import (
     Command,
     Session,
     commands,
+    files,
     matches,
 )
 from tests.paths import ROOT
@@ -166,6 +169,13 @@ def test_python_examples_use_existing_names(block: str) -> None:
     ast.parse(block)
     for name in re.findall(r"otel_limits\.(\w+)\(", block):
         assert hasattr(otel_limits, name)
+
+
+def test_programs_on_pages_are_not_named_like_a_package() -> None:
+    """A file of that name would hide the framework that an agent imports."""
+    names = {Path(name).stem for path in EVERY for name in files(path) if name.endswith(".py")}
+    assert "my_agents" in names
+    assert names & {*sys.stdlib_module_names, *FRAMEWORK_PACKAGES} == set()
 
 
 @listed
