@@ -9,14 +9,13 @@ import secrets
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import zipfile
 from argparse import REMAINDER, ArgumentParser, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
 from itertools import dropwhile
 from pathlib import Path, PurePath
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_limits.bindings.known import FRAMEWORKS, know_installed
 from otel_limits.cli.command import add_command, refuse, without_separator
@@ -29,8 +28,11 @@ from otel_limits.settings.ledgers import LEDGER_VARIABLE, default_ledger
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.run_options import with_options
 from otel_limits.settings.settings_reader import read_settings
-from otel_limits.settings.table import SETTINGS, Setting
+from otel_limits.settings.table import SETTINGS, Setting, Settings
 from otel_limits.settings.variables import environment
+
+if TYPE_CHECKING:
+    from otel_limits.settings.policy.document import Document
 
 # --- the command ----------------------------------------------------------------------------------
 
@@ -56,6 +58,11 @@ REFUSAL: Final = (
     "{} is not a Python program, so limits may not apply in the Python that it starts, and "
     "OTEL_LIMITS_STRICT is set. Start that Python with otel-limits run, or call "
     "otel_limits.enable() in its code."
+)
+
+MISPLACED: Final = (
+    "{} after the program is passed to the program, and sets no limit. To set one, write it before "
+    "the program: otel-limits run {} {} -- {} ..."
 )
 
 NOT_FOUND: Final = 127
@@ -118,6 +125,11 @@ OPTIONS: Final = tuple(
     )
 )
 
+LIMITING: Final = {"preset", "policy"}.union(
+    setting.name for setting in OPTIONS if re.fullmatch(r"(\w+_)?max_\w+", setting.name)
+)
+"""Names of the settings that are a limit, or have several."""
+
 
 def add(commands: Any) -> None:
     """Add `run` with an option for each setting."""
@@ -165,17 +177,18 @@ def run(options: Namespace) -> int:
     reading = read_settings(environ)
     settings = reading.settings
     installed = know_installed()  # also for what is examined next
+    policy_file = PolicyFile(settings.policy_path)
     mistakes = [
         *reading.mistakes,
         *(installed.broken if settings.strict else ()),
-        *policy_mistakes(settings.policy, PolicyFile(settings.policy_path)),
+        *policy_mistakes(settings.policy, policy_file),
         *program_mistakes(command, environ, is_strict=settings.strict and not settings.disabled),
     ]
     if mistakes:
         return refuse(mistakes)
     refuse([*installed.broken, *installed.unused])
-    if not settings.quiet and not settings.disabled and is_other_program(command, environ):
-        sys.stderr.write(f"otel-limits: {NOTICE.format(shown(command))}\n")
+    if not settings.quiet and not settings.disabled:
+        refuse(notices(command, environ, settings, policy_file.document))
     environ[HANDED] = installed.text
     if not environ.get(LEDGER_VARIABLE, "").strip():
         # So the cost of a program can be queried afterwards without configuring anything.
@@ -184,6 +197,32 @@ def run(options: Namespace) -> int:
     # Returns only if the program cannot be started.
     status, sentence = replace_process(command, environ)
     return refuse([sentence], status)
+
+
+def notices(
+    command: Sequence[str], environ: Mapping[str, str], settings: Settings, document: Document
+) -> list[str]:
+    """Return why a program that is going to be started may be less limited than intended."""
+    sentences = [NOTICE.format(shown(command))] if is_other_program(command, environ) else []
+    policies = document.policies(settings.policy).values()
+    if not document.quotas and not any(policy.is_capped for policy in policies):
+        sentences += misplaced_options(command)
+    return sentences
+
+
+def misplaced_options(command: Sequence[str]) -> list[str]:
+    """Return that a program has an option that would have set a limit in front of it.
+
+    The program may have an option of that name, so this is only a hint.
+    """
+    # Maybe `nice otel-limits run --max-turns 3 ...`, whose options are in the right place.
+    if any(PurePath(word).name == "otel-limits" for word in command):
+        return []
+    given = [word.partition("=")[0] for word in command[1:]]
+    found = [each for each in OPTIONS if each.flag in given and each.name in LIMITING]
+    return [
+        MISPLACED.format(each.flag, each.flag, unit(each), shown(command)) for each in found[:1]
+    ]
 
 
 def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int, str]:

@@ -216,10 +216,10 @@ def test_arguments_of_the_program_are_its_own(arguments: tuple[str, ...]) -> Non
 def test_arguments_are_passed_on_untouched() -> None:
     """Also those that look like ours, and a second double dash."""
     program = "import sys; print(sys.argv[1:])"
-    ended = execute(
-        *RUN, "--", sys.executable, "-c", program, "--", "--max-turns", "0", "a b", "--help"
-    )
+    words = ("--", "--max-turns", "0", "a b", "--help")
+    ended = execute(*RUN, "--", sys.executable, "-c", program, *words, OTEL_LIMITS_QUIET="false")
     assert ended.output == "['--', '--max-turns', '0', 'a b', '--help']\n"
+    assert "--max-turns after the program is passed to the program" in ended.log
 
 
 def test_the_exit_status_is_that_of_the_program() -> None:

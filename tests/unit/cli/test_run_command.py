@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from otel_limits.cli.run_command import interpreter_of, is_other_program, pex_problem
+from otel_limits.cli.run_command import interpreter_of, is_other_program, notices, pex_problem
+from otel_limits.settings.policy.document import NO_DOCUMENT
+from otel_limits.settings.policy.reader import parse
+from otel_limits.settings.settings_reader import read_settings
+from otel_limits.settings.table import Settings
 
 ENVIRON = {"PATH": os.environ["PATH"]}
 
@@ -100,3 +104,41 @@ def test_an_unpacked_pex_is_one_too(tmp_path: Path) -> None:
     assert pex_problem(tmp_path) is None
     (tmp_path / "PEX-INFO").write_text("{}")
     assert "is a PEX" in (pex_problem(tmp_path) or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "named"),
+    [
+        ("python app.py --max-turns 3", {}, "--max-turns N -- python"),
+        ("python app.py -v --tree-max-cost-usd=2", {}, "--tree-max-cost-usd USD -- python"),
+        ("python app.py --policy limits.yaml", {}, "--policy PATH -- python"),
+        ("python app.py --ledger a.db", {}, None),
+        ("python app.py --max-turns 3", {"OTEL_LIMITS_CONVERSATION_MAX_TURNS": "9"}, None),
+        ("python -m otel-limits run --max-turns 3", {}, None),
+    ],
+)
+def test_limit_after_the_program_is_named(
+    command: str, variables: dict[str, str], named: str | None
+) -> None:
+    """It is an argument of the program, which may know it; so it is no mistake."""
+    settings = read_settings(variables).settings
+    found = notices(command.split(), ENVIRON, settings, NO_DOCUMENT)
+    assert [each.partition("otel-limits run ")[2] for each in found] == (
+        [] if named is None else [f"{named} ..."]
+    )
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "defaults: {limits: {max_turns: 3}}",
+        "agents: {b: {limits: {max_turns: 3}}}",
+        "quotas: {q: {tokens: 9, window: day}}",
+    ],
+)
+def test_limit_after_the_program_is_not_named_next_to_a_policy_file(policy: str) -> None:
+    """Its limits apply, so the option was meant for the program."""
+    document, mistakes = parse(policy, "limits.yaml")
+    assert mistakes == ()
+    command = ["python", "app.py", "--max-turns", "3"]
+    assert notices(command, ENVIRON, Settings(), document) == []
