@@ -38,7 +38,10 @@ class Column:
     title: str
     kind: CellKind = "text"
     is_key: bool = False
-    """Shown in every layout: it identifies the row, or is the main result."""
+    """Shown in every layout: it identifies the row, or is the main result. Where there is too
+    little room, a main result that is 0 in each row is only named."""
+    is_detail: bool = False
+    """Hidden before the others where there is too little room."""
     note: str = ""
     """A sentence below the table, where the column is shown."""
 

@@ -40,14 +40,14 @@ COLUMNS: Final = (
         "observe; metrics count the invocation under this reason.",
     ),
     Column("invocations", "Invocations", "count", is_key=True),
-    # Keys, also if 0: whether a halt was a call without tokens is why readers come.
     Column(
         "synthetic_halts",
         "Synthetic halts",
         "count",
-        is_key=True,
+        is_detail=True,
         note="A synthetic halt added a message that no model wrote.",
     ),
+    # A key, also if 0: whether a halt was a call without tokens is why readers come.
     Column(
         "zero_token_calls",
         "Zero-token calls",
@@ -59,6 +59,7 @@ COLUMNS: Final = (
         "estimated_calls",
         "Estimated calls",
         "count",
+        is_detail=True,
         note="For an estimated call the provider reported nothing, or the stream ended before "
         "that.",
     ),
@@ -66,11 +67,12 @@ COLUMNS: Final = (
         "unmeasured_calls",
         "Unmeasured calls",
         "count",
+        is_detail=True,
         note="An unmeasured call has no reported usage, and counts no estimate.",
     ),
     Column("tokens", "Tokens", "count"),
     Column("cost_usd", "Cost", "money", note="Cost covers calls with a known price."),
-    Column("unpriced_calls", "Unpriced calls", "count"),
+    Column("unpriced_calls", "Unpriced calls", "count", is_detail=True),
 )
 
 KEYS: Final = sum(column.kind == "text" for column in COLUMNS)

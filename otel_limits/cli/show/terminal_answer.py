@@ -130,9 +130,9 @@ def _line(table: Table, row: Sequence[Any], level: int | None) -> Text:
 
 # --- tables that fit the terminal -----------------------------------------------------------------
 # Numbers are never cut. If there is too little room, empty columns are hidden, headings folded,
-# sentences wrapped, names shortened in the middle, and then columns hidden: the widest first, never
-# keys. If even the keys do not fit, headings are folded after hyphens; then each value has its own
-# line.
+# sentences wrapped, names shortened in the middle, and then columns hidden: keys that are 0 in each
+# row, which is said instead, then details, then others, each time the widest first. If the other
+# keys do not fit, headings are folded after hyphens; then each value has its own line.
 #
 # `rich.table` hides no column, cuts numbers, does not keep the minimum width of several columns,
 # and takes 0.5 ms for a row of twelve values, where this takes 0.03 ms.
@@ -170,6 +170,8 @@ class ColumnWidth:
     cells: list[str]
     is_empty: bool = False
     """Whether it contains only unknown values, and zeros unless it is a main result."""
+    is_zero: bool = False
+    """Whether it is a main result that is 0 in each row."""
     natural: int = 0
     least: int = 0
     folded: int = 0
@@ -195,6 +197,7 @@ def fit(table: Table, width: int | None) -> Layout:
             [printable(text) for text in column_texts(values, column.kind)],
             # A main result of 0 is one.
             all(value in (UNKNOWN if column.is_key else NOTHING) for value in values),
+            column.is_key and column.kind in NUMBERS and all(value == 0 for value in values),
         )
         for column, values in zip(table.columns, columns, strict=True)
     ]
@@ -249,18 +252,22 @@ def _narrowed(
         lane.width = lane.least
     while _needed([lane.width for lane in lanes], gap) > width:
         others = [lane for lane in lanes if not lane.column.is_key]
-        if not others:
+        details = [lane for lane in others if lane.column.is_detail]
+        next_ones = [lane for lane in lanes if lane.is_zero] or details or others
+        if not next_ones:
             for lane in lanes:
                 lane.width = lane.folded
             break
-        hide(max(others, key=lambda lane: lane.width))
+        hide(max(reversed(next_ones), key=lambda lane: lane.width))  # equally wide: the last
     spare = width - _needed([lane.width for lane in lanes], gap)
     while spare > 0 and (growing := [lane for lane in lanes if lane.width < lane.natural]):
         # The narrowest first, so that all end equally wide, or as wide as they need.
         narrowest = min(growing, key=lambda lane: (lane.column.kind in NUMBERS, lane.width))
         narrowest.width += 1
         spare -= 1
-    return lanes, [lane.column.title for lane in left_out]
+    return lanes, [
+        f"{lane.column.title} (each 0)" if lane.is_zero else lane.column.title for lane in left_out
+    ]
 
 
 def _heading(title: str, width: int) -> list[str]:
