@@ -112,13 +112,13 @@ def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zeros", "width", "heads", "hidden"),
+    ("zeros", "width", "shown"),
     [
-        (0, 90, "Invocations Synthetic Zero-token Tokens Cost", ""),
-        (0, 72, "Invocations Synthetic Tokens Cost", "Zero-token calls (each 0)"),
-        (0, 60, "Invocations Tokens Cost", "Zero-token calls (each 0), Synthetic halts"),
-        (1, 72, "Invocations Zero-token Tokens Cost", "Synthetic halts"),
-        (1, 60, "Invocations Zero-token Cost", "Synthetic halts, Tokens"),
+        (0, 90, "Invocations Synthetic Zero-token Tokens Cost; "),
+        (0, 72, "Invocations Synthetic Tokens Cost; Zero-token calls (each 0)"),
+        (0, 60, "Invocations Tokens Cost; Zero-token calls (each 0), Synthetic halts"),
+        (1, 72, "Invocations Zero-token Tokens Cost; Synthetic halts"),
+        (1, 60, "Invocations Zero-token Cost; Synthetic halts, Tokens"),
     ],
 )
 def test_stops_on_a_narrow_terminal_shows_costs_and_zero_token_calls(
@@ -127,8 +127,7 @@ def test_stops_on_a_narrow_terminal_shows_costs_and_zero_token_calls(
     capsys: pytest.CaptureFixture[str],
     zeros: int,
     width: int,
-    heads: str,
-    hidden: str,
+    shown: str,
 ) -> None:
     """Zeros are said in a word where there is little room; the note explains no hidden column."""
     calls = [Call(price="0.01")] * 3
@@ -142,6 +141,7 @@ def test_stops_on_a_narrow_terminal_shows_costs_and_zero_token_calls(
     )
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", str(width))
+    heads, hidden = shown.split("; ")
     capsys.readouterr()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["audit", "stops"]) == 0
