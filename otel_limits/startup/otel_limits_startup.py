@@ -318,8 +318,8 @@ def report_missing(error: Exception) -> None:
     if is_true("OTEL_LIMITS_DISABLED"):
         return
     report(
-        "otel-limits cannot be imported in %s (%s). Install otel-limits there."
-        % (sys.executable, error)
+        "otel-limits cannot be imported in %s (%s). Install otel-limits there%s."
+        % (sys.executable, error, or_delete_autoload())
     )
     is_run = os.environ.get(RUN) == str(os.getpid())
     if os.environ.get(NOTE) and not is_run:
@@ -333,6 +333,20 @@ def report_missing(error: Exception) -> None:
         except (AttributeError, OSError, ValueError):
             pass
         os._exit(2)  # an exception could be handled
+
+
+def or_delete_autoload() -> str:
+    """Return how to end autoload without the package, if this is the copy that autoload loads."""
+    here, this = os.path.split(os.path.abspath(__file__))
+    try:
+        names = sorted(
+            name for name in os.listdir(here) if name.startswith("otel_limits_autoload.")
+        )
+    except OSError:
+        return ""
+    if not names:
+        return ""
+    return ", or delete %s and %s in %s" % (", ".join(names), this, here)
 
 
 def report(reason: str) -> None:

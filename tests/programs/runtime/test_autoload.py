@@ -336,7 +336,7 @@ def test_leftover_line_is_silent_in_a_program_without_agents(orphan: Environment
 def test_leftover_line_reports_agents_that_are_not_limited(
     orphan: Environment, strict: str, status: int, output: str
 ) -> None:
-    """Under strict, the program ends before it has an agent."""
+    """Under strict, the program ends before it has an agent. The command is gone, too."""
     ended = execute(orphan.python, "-c", IMPORTS, OTEL_LIMITS_STRICT=strict, **CAP)
     assert (ended.status, ended.output) == (status, output)
     (sentence,) = ended.log.splitlines()
@@ -344,6 +344,8 @@ def test_leftover_line_reports_agents_that_are_not_limited(
         "otel-limits: limits are not enforced: otel-limits cannot be imported in "
         f"{orphan.python} (No module named 'otel_limits"
     )
+    files = "otel_limits_autoload.pth and otel_limits_startup.py"
+    assert sentence.endswith(f"Install otel-limits there, or delete {files} in {orphan.site}.")
 
 
 # --- settings that are kept -----------------------------------------------------------------------
