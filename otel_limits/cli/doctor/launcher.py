@@ -104,6 +104,9 @@ RUNNERS: Final[Mapping[str, Form]] = {
 }
 """The same, after the word `run`, in their own environment."""
 
+MOVES: Final = frozenset({"-C", "-D", "--chdir", "--directory"})
+"""Options of these with the directory in which they start the other command."""
+
 MAX_LAYERS: Final = 10
 """Maximum nesting of commands; a script may refer to itself."""
 
@@ -143,6 +146,14 @@ class Launcher:
     def shown(self) -> str:
         """Its name, without arguments, which may contain a secret."""
         return PurePath(redact_url(self.words[0])).name
+
+    def missing_script(self) -> str:
+        """Return the script of the user's program if there is no such file; else nothing."""
+        script = self.program[0] if self.program else ""
+        is_script = script.endswith(".py") if self.replaced else not script.startswith("-")
+        moves = any(word.partition("=")[0] in MOVES for word in self.words)
+        is_known = Path(script).exists() or (moves and not Path(script).is_absolute())
+        return redact_url(script) if is_script and not is_known else ""
 
     def under_run(self) -> Launcher:
         """Return this launcher, started by `otel-limits run`."""

@@ -261,6 +261,9 @@ def _findings(reports: Sequence[Mapping[str, Any]], launcher: Launcher) -> Itera
     python = reports[0]["python"]
     if launcher.replaced:
         yield ok("program", f"{python} was started in place of {launcher.replaced}.")
+    if missing := launcher.missing_script():
+        # Only a warning: limits are enforced, and an image may be tested before its programs exist.
+        yield warn("program", f"{missing} does not exist, so its imports were not read.")
     if reports[0]["name"] is None:
         yield fail(
             "runaway", f"No supported agent framework is installed for {python}.", install_any()

@@ -204,6 +204,24 @@ def test_program_of_the_user_is_put_aside(
 
 
 @pytest.mark.parametrize(
+    ("launcher", "missing"),
+    [
+        ("python app.py", ""),
+        ("otel-limits run -- python -u missing.py --port 1", "missing.py"),
+        ("python /missing/app.py", "/missing/app.py"),
+        ("env -C elsewhere python missing.py", ""),
+        ("uv run missing.py", "missing.py"),
+        ("uv run gunicorn app:app", ""),
+        ("python -m missing", ""),
+        ("python", ""),
+    ],
+)
+def test_missing_script_is_named(launcher: str, missing: str, programs: Path) -> None:
+    """The doctor does not start it, so nothing else would report a misspelled name."""
+    assert read_launcher(shlex.split(launcher)).missing_script() == missing
+
+
+@pytest.mark.parametrize(
     ("launcher", "named"),
     [
         ("./start.sh python app.py", "start.sh"),
