@@ -17,6 +17,7 @@ from otel_limits.core.halt_texts import for_model
 from otel_limits.core.policy import Verdict
 from otel_limits.observers import log
 from otel_limits.testing import ScriptedModel, endless, says, uses
+from tests.price_list import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -176,6 +177,18 @@ def test_a_halt_names_the_model_without_a_price(
     assert stop.breach is not None
     assert stop.breach.note == note
     assert "0 of 0.0001" not in sentence_of(result) + caplog.text
+
+
+@listed
+def test_a_halt_names_the_entry_for_a_listed_model_of_an_unknown_vendor(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The price list has the model, so a price of its own would be more work than its vendor."""
+    monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
+    enable(CAP)
+    sentence = sentence_of(make_agent(runaway("gpt-4o"))("go"))
+    assert "no price for model 'gpt-4o', because its class 'ScriptedModel' and its" in sentence
+    assert "(`as: openai/gpt-4o` in the policy file names one), so max_cost_usd=" in sentence
 
 
 def test_a_raise_names_the_model_without_a_price(
