@@ -183,7 +183,7 @@ def test_a_halt_names_the_model_without_a_price(
 def test_a_halt_names_the_entry_for_a_listed_model_of_an_unknown_vendor(
     make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The price list has the model, so a price of its own would be more work than its vendor."""
+    """The price list has the model: to name its vendor is less work than to write its price."""
     monkeypatch.setenv("OTEL_LIMITS_UNPRICED", "halt")
     enable(CAP)
     sentence = sentence_of(make_agent(runaway("gpt-4o"))("go"))
