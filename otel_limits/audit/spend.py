@@ -259,9 +259,13 @@ def _figures(groups: Groups, uses: Mapping[tuple[Any, ...], ToolUse] | None) -> 
 
 
 def _rank(key: tuple[Any, ...], sums: Sums, by: Sequence[str]) -> tuple[Any, ...]:
+    return (_dates(key, by), -sums.pico, -sums.tokens, tuple(str(value) for value in key))
+
+
+def _dates(key: tuple[Any, ...], by: Sequence[str]) -> tuple[str, ...]:
+    """Return the dates of a group, which order a table before its amounts."""
     # As text, since a property may be missing in some rows and would not compare.
-    dates = tuple(str(value) for name, value in zip(by, key, strict=False) if name in DATES)
-    return (dates, -sums.pico, -sums.tokens, tuple(str(value) for value in key))
+    return tuple(str(value) for name, value in zip(by, key, strict=False) if name in DATES)
 
 
 # --- costs by tool --------------------------------------------------------------------------------
@@ -436,7 +440,7 @@ class Outcomes:
 
 
 def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
-    """Build a table with one row per group, the highest unsuccessful cost first.
+    """Build a table with one row per group, ordered by date, then by unsuccessful cost.
 
     Invocations are not grouped by what they lack, e.g. a model. Returns `None` if the selection is
     by such a property.
@@ -456,7 +460,8 @@ def outcomes_table(inquiry: AuditQuery, by: Sequence[str]) -> Table | None:
             each.add(outcome, *map(int, sums))
 
     def rank(item: tuple[tuple[Any, ...], Outcomes]) -> tuple[Any, ...]:
-        return (-item[1].unsuccessful, -item[1].pico.total(), *map(str, item[0]))
+        key, each = item
+        return (_dates(key, names), -each.unsuccessful, -each.pico.total(), *map(str, key))
 
     ranked = sorted(groups.items(), key=rank)
     return Table(

@@ -356,6 +356,22 @@ def test_interrupted_and_unknown_ends_are_not_failures(ledger: LedgerFile, capsy
     assert (asks["failed"], asks["interrupted"], asks["unsuccessful_share"]) == (0, 1, None)
 
 
+def test_tables_by_day_are_in_the_order_of_days(ledger: LedgerFile, capsys: Output) -> None:
+    """Readers compare a day in one with the same day in the other."""
+    costs = ("1", "5", "3")
+    write(
+        ledger.address,
+        *(
+            Entry(calls=[Call(price=cost)], at=NOW - (3 - at) * DAY)
+            for at, cost in enumerate(costs)
+        ),
+    )
+    answer = asked(capsys, "--by", "day")
+    spent = [[Decimal(row["cost_usd"]) for row in answer["spend"]]]
+    spent += [[Decimal(row["spent_on_successful_usd"]) for row in answer["outcomes"]]]
+    assert spent == [[1, 5, 3]] * 2
+
+
 def test_without_a_way_to_select_invocations_there_are_no_outcomes(
     ledger: LedgerFile, capsys: Output
 ) -> None:
