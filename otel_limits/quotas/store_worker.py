@@ -288,8 +288,8 @@ class ThreadedExecutor:
         # Counted without a second line in the log: the one below says more.
         INTERNAL_ERRORS.publish("quotas")
         logger.error(
-            "otel-limits: quota store unavailable (%s). For a quota, this process uses its share of "
-            "what is left, then on_store_error decides. For a new invocation in a conversation, "
+            "otel-limits: quota store unavailable (%s). For a quota, this process uses its share "
+            "of what is left, then on_store_error decides. For a new invocation in a conversation, "
             "conversation_on_store_error decides.",
             error,
         )
