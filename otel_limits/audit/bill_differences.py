@@ -176,7 +176,7 @@ def side_by_side(
     known = {name_of(each.model) for each in every}
     placed = [((row.day, _billed_name(row, known, undivided)), row) for row in rows]
     named = {name for (_, name), _ in placed}
-    days = bill.used_days | bill.cost_days
+    days = bill.days
     names_gateway = any(each.vendor in bill.reader.vendors for each in every if each.day in days)
     sides = Sides(
         bill=bill,

@@ -115,13 +115,15 @@ NOTES: Final = {
 
 NAMED_FILES: Final = 2
 """More are only counted: a month may have a page for each day."""
+NAMED_GAPS: Final = 3
+"""Missing days that an error names."""
 
 
 def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float) -> Answer:
     """Compare cost and tokens per day and model, and divide each difference by its cause.
 
     Raises:
-        LedgerError: A file is not a whole bill, or none has a day of the window.
+        LedgerError: The files are not a whole bill, or none has a day of the window.
     """
     found, outside = _selected(read_bills(files), inquiry.selection)
     costs, tokens, parts, owners, sentences = [], [], [], [], []
@@ -166,25 +168,45 @@ def _selected(bills: Iterable[Bill], selection: Selection) -> tuple[list[Bill], 
     """Return the bills within the window, and a sentence about each that is outside of it.
 
     Raises:
-        LedgerError: No bill has a day in it.
+        LedgerError: No bill has a day in it, or a report lacks a day of its bill.
     """
-    covered = [bill for bill in bills if bill.used_days or bill.cost_days]
+    covered = [bill for bill in bills if bill.days]
     if not covered:
         raise LedgerError("The bills have no days. Export them again, with the days to compare.")
     within = [_within(bill, selection) for bill in covered]
-    found = [bill for bill in within if bill.used_days or bill.cost_days]
+    found = [bill for bill in within if bill.days]
     if not found:
         raise LedgerError(
             "The bills have no whole day between --since and --until. Leave out both to compare "
             "all days of the bills."
         )
+    for bill in found:
+        _require_all_days(bill)
     outside = [
         f"{bill.reader.title}: not compared, as its bill has no whole day between --since and "
         "--until."
         for bill in within
-        if not (bill.used_days or bill.cost_days)
+        if not bill.days
     ]
     return found, outside
+
+
+def _require_all_days(bill: Bill) -> None:
+    """Reject a bill with a report that lacks a day of the others, or one between two days it has.
+
+    The day cannot be compared, and the sums of the answer would be those of other days than it
+    names.
+    """
+    if not (gaps := bill.gaps):
+        return
+    report, days = next(iter(gaps.items()))
+    named = ", ".join(map(str, days[:NAMED_GAPS]))
+    if (others := len(days) - NAMED_GAPS) > 0:
+        named += f" and {pluralize(others, 'other day')}"
+    raise LedgerError(
+        f"{bill.reader.title}'s bill of {min(bill.days)} to {max(bill.days)} lacks the {report} of "
+        f"{named}. Export each missing day, too, or leave it out with --since and --until."
+    )
 
 
 def _within(bill: Bill, selection: Selection) -> Bill:
@@ -213,7 +235,7 @@ def _bounds(first: date, last: date, bill: Bill) -> tuple[int, int]:
 def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
     compared = []
     for bill in bills:
-        days, number = bill.used_days | bill.cost_days, len(bill.files)
+        days, number = bill.days, len(bill.files)
         files = ", ".join(bill.files) if number <= NAMED_FILES else pluralize(number, "file")
         compared.append(
             f"{bill.reader.title}'s bill ({files}) of {min(days)} to {max(days)}, "
@@ -225,10 +247,9 @@ def _about(inquiry: AuditQuery, bills: Sequence[Bill], tolerance: float) -> str:
 def _sides(inquiry: AuditQuery, bill: Bill, passed_on: frozenset[str]) -> Sides:
     from otel_limits.ledger.reconciling import recorded_calls
 
-    days = bill.used_days | bill.cost_days
     # A log has the day on which a call started, and the ledger that on which it ended.
     later = DAY if bill.has_calls else timedelta()
-    since_us, until_us = _bounds(min(days), max(days) + later, bill)
+    since_us, until_us = _bounds(min(bill.days), max(bill.days) + later, bill)
     selection = replace(inquiry.selection, since_us=since_us, until_us=until_us, zone=bill.zone)
     calls = recorded_calls(inquiry.connection, selection, by_size=bill.has_calls)
     return side_by_side(bill, inquiry.work.through(calls), passed_on)
@@ -382,7 +403,7 @@ def _sentence(sides: Sides, parts: Iterable[DifferencePart]) -> str:
     sentences = [_of_costs(sides, parts) if sides.bill.cost_days else _of_tokens(sides)]
     if sides.scope:
         sentences.append(sides.scope)
-    days = sides.bill.used_days | sides.bill.cost_days
+    days = sides.bill.days
     logged = sum(each.calls for (day, _), each in sides.logged if day in days)
     if logged:
         sentences.append(

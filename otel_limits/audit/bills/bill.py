@@ -22,6 +22,8 @@ Kind: TypeAlias = Literal["fresh", "cache_read", "cache_write", "output"]
 KINDS: Final[tuple[Kind, ...]] = ("fresh", "cache_read", "cache_write", "output")
 """Kinds of tokens that vendors price apart. Together the first three are the input."""
 
+DAY: Final = timedelta(days=1)
+
 ExportedObject: TypeAlias = Mapping[str, Any]
 """An object of a JSON file, or a row of a CSV file by its columns."""
 
@@ -121,6 +123,25 @@ class Bill:
     """Days of which it has the costs."""
     has_calls: bool = field(default=False)
     """Whether each of its rows is a single call."""
+    covered: Mapping[str, frozenset[date]] = field(default_factory=dict)
+    """The days that each report covers without a hole, if its vendor exports days without use."""
+
+    @property
+    def days(self) -> frozenset[date]:
+        """Days of which it has anything."""
+        return self.used_days | self.cost_days
+
+    @property
+    def gaps(self) -> Mapping[str, Sequence[date]]:
+        """The days of the bill that a report does not cover, by report."""
+        whole = every_day(min(self.days), max(self.days)) if self.days else frozenset()
+        missing = {report: sorted(whole - covered) for report, covered in self.covered.items()}
+        return {report: found for report, found in missing.items() if found}
+
+
+def every_day(first: date, last: date) -> frozenset[date]:
+    """Return all days from the first to the last one, including both."""
+    return frozenset(first + DAY * number for number in range((last - first).days + 1))
 
 
 # --- opening exports ------------------------------------------------------------------------------
@@ -295,7 +316,6 @@ def owner_of(row: ExportedObject, names: tuple[str, ...]) -> str:
 
 # --- pages of time buckets ------------------------------------------------------------------------
 
-DAY: Final = timedelta(days=1)
 AMOUNT: Final = "amount"
 """The only value that is text."""
 NOON: Final = timedelta(hours=12)

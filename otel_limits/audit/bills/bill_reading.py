@@ -15,6 +15,7 @@ from otel_limits.audit.bills.bill import (
     BillPage,
     BillReader,
     BillRow,
+    every_day,
     objects_in,
     zone_of,
 )
@@ -84,6 +85,7 @@ def _bill(reader: BillReader, pages: Sequence[BillPage]) -> Bill:
         used_days=used_days,
         cost_days=cost_days,
         has_calls=bool(unique) and all(row.is_call for row in unique),
+        covered=_covered(pages),
     )
 
 
@@ -147,8 +149,9 @@ def _days(pages: Sequence[BillPage], days: Sequence[date], report: str) -> froze
         return frozenset()
     if any(page.buckets for page in pages):
         return frozenset({*days, *_bucket_days(pages, report)})
-    first, last = min(days), max(days)
-    return frozenset(first + timedelta(days=number) for number in range((last - first).days + 1))
+    # A log or an activity has no rows of a day without use, so nothing shows whether a day is
+    # missing. It counts as a day without use: calls of it are then only in the ledger.
+    return every_day(min(days), max(days))
 
 
 def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
@@ -157,3 +160,31 @@ def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
         # A page without rows does not name its report.
         if report in page.report or not page.report:
             yield from (begin.astimezone(zone).date() for begin, _ in page.buckets)
+
+
+def _covered(pages: Sequence[BillPage]) -> dict[str, frozenset[date]]:
+    """Return the days of each report in buckets, without those in which it has a hole.
+
+    OpenAI and Anthropic export an empty bucket for a time without use, so a time without a bucket
+    is missing. Read 2026-11-30: an export of OpenAI's costs with days without an amount, in
+    https://github.com/xavierjflanagan/Guardian (openai-usage-and-cost-report-2025-10-12.md), and
+    Anthropic's answers for months without use, which have buckets with empty `results`, in
+    https://github.com/kingdonb/mecris (docs/anthropic-cost-tracking-investigation.md).
+    """
+    zone = _zone(pages)
+    reports = {page.report for page in pages if page.buckets}
+    found = {}
+    # A page without rows does not name its report.
+    for report in sorted(reports - {""} or reports):
+        buckets = [each for page in pages if page.report in (report, "") for each in page.buckets]
+        holes: set[date] = set()
+        covered_until = min(begin for begin, _ in buckets)
+        for begin, end in sorted(buckets):
+            if covered_until < begin:
+                last = begin - timedelta.resolution
+                holes |= every_day(
+                    covered_until.astimezone(zone).date(), last.astimezone(zone).date()
+                )
+            covered_until = max(covered_until, end)
+        found[report] = frozenset(begin.astimezone(zone).date() for begin, _ in buckets) - holes
+    return found

@@ -68,7 +68,8 @@ class OpenAIBill:
 
 
 def _report(result: ExportedObject) -> str:
-    return str(result.get("object") or "result").removeprefix("organization.")
+    name = str(result.get("object") or "result")
+    return name.removeprefix("organization.").removesuffix(".result")
 
 
 def _row(result: ExportedObject, bucket: TimeBucket) -> BillRow:

@@ -289,6 +289,43 @@ def test_bill_outside_the_window_is_named(
     assert "OpenRouter: not compared, as its bill has no whole day" in answer["summary"]
 
 
+def morning_and_evening(day: int) -> list[str]:
+    """A day by the hour, without an hour at noon."""
+    pages = []
+    for hour in {*range(24)} - {12}:
+        page = json.loads(openai(day=day))
+        (bucket,) = page["data"]
+        bucket["start_time"] += 3_600 * hour
+        bucket["end_time"] = bucket["start_time"] + 3_600
+        pages.append(json.dumps(page))
+    return pages
+
+
+def test_bill_that_lacks_a_day_is_rejected(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise both sums lack the day, and agree."""
+    write(ledger.address, *book_of("openai", "nothing"))
+    usage, costs = openai_bill(CALLS)[::2], openai_bill(CALLS)[1::2]
+    first, _, last = usage
+    cases = [
+        ([first, last], "of 2026-11-03 to 2026-11-05 lacks the usage.completions of 2026-11-04."),
+        ([*usage, costs[0], costs[2]], "lacks the costs of 2026-11-04."),
+        ([*usage, *costs[:1]], "lacks the costs of 2026-11-04, 2026-11-05."),
+        ([first, *morning_and_evening(1), last], "lacks the usage.completions of 2026-11-04."),
+        ([*usage, *costs, openai(used(model="m"), day=6)], "2026-11-08 and 1 other day. Export"),
+    ]
+    for texts, sentence in cases:
+        words = ("--ledger", ledger.address, "--bill", *saved(tmp_path, *texts))
+        assert main(["audit", "reconcile", *map(str, words)]) == 2
+        assert sentence in capsys.readouterr().err
+        status, _ = reconcile(*words, "--until", "2026-11-04", capsys=capsys)
+        assert status == 0
+    pages = [first, openai(day=1), last]
+    status, answer = reconcile("--bill", *saved(tmp_path, *pages), capsys=capsys)
+    assert (status, causes(answer)["only in the ledger"][0]) == (1, -sums(CALLS[8:16])[0])
+
+
 def test_one_amount_for_a_day_is_compared_as_a_whole(
     tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
