@@ -158,8 +158,12 @@ class Answer:
     summary: str = ""
     """The result in one sentence."""
     forecast: Forecast | None = None
+    since_us: int | None = None
+    """The earliest time that it covers, if that is not the start of the selection."""
     complete: str = ""
     """Whether the ledger contains everything that the answer counts, in one line."""
+    pruned_us: int | None = None
+    """The time before which rows were pruned, if it covers an earlier time."""
     totals: Sequence[tuple[str, CellKind, Any]] = field(default=())
     """The most important numbers, with their titles."""
 

@@ -60,8 +60,8 @@ def completeness(
     # Added up once: `verify` has the sums already, and they take seconds in a large ledger.
     found = found or balance(inquiry.connection)
     damaged = sum(each.lines for each in damages(inquiry.connection) if each.accepted is None)
-    uncounted = uncounted_clause(inquiry.connection)
-    parts = [_verdict(found, failed, damaged, proven or NOT_PROVEN, uncounted)]
+    gaps = list(filter(None, (pruned_clause(inquiry), uncounted_clause(inquiry.connection))))
+    parts = [_verdict(found, failed, damaged, proven or NOT_PROVEN, gaps)]
     if inquiry.waiting.is_partial:
         parts.append(str(inquiry.waiting))
     left = find_orphans(inquiry.address)
@@ -81,25 +81,30 @@ def _verdict(
     failed: Sequence[str] | None,
     damaged: int,
     proven: str,
-    uncounted: str,
+    gaps: Sequence[str],
 ) -> str:
+    rest = "".join(f". {gap[0].upper()}{gap[1:]}" for gap in gaps)
     if failed:
-        return f"NOT complete: {pluralize(len(failed), 'check')} failed ({'; '.join(failed)})"
+        checks = pluralize(len(failed), "check")
+        return f"NOT complete: {checks} failed ({'; '.join(failed)}){rest}"
     if not found.is_balanced:
         return (
             f"NOT complete: calls and invocation totals differ by {_amounts(found)}; "
-            "`otel-limits audit verify` lists the rows"
+            f"`otel-limits audit verify` lists the rows{rest}"
         )
     if damaged:
         lines = pluralize(damaged, "damaged line")
-        return f"NOT complete: {lines} of spill files lost; `otel-limits audit verify` lists them"
+        return (
+            f"NOT complete: {lines} of spill files lost; `otel-limits audit verify` lists them"
+            f"{rest}"
+        )
     add = pluralize(found.calls.calls, "call adds", "calls add")
     sums = f"{add} up to the totals of {pluralize(found.invocations, 'invocation')}"
     if failed is not None:
-        verdict = f"Incomplete: {uncounted};" if uncounted else "Complete:"
+        verdict = f"Incomplete: {' and '.join(gaps)};" if gaps else "Complete:"
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
-    verdict = f"Incomplete: {uncounted};" if uncounted else "Totals match:"
+    verdict = f"Incomplete: {' and '.join(gaps)};" if gaps else "Totals match:"
     return f"{verdict} {sums}. `otel-limits audit verify` checks each row"
 
 
@@ -136,6 +141,23 @@ def _how_to_price(inquiry: AuditQuery) -> str:
     if not Prices(usable_document()[0].price_list()).available:
         return f"`{command}` {missing_prices().removesuffix('.')}"
     return f"run `{command}`, which lists the models that need a price in the policy file"
+
+
+# --- rows that were pruned ------------------------------------------------------------------------
+
+
+def pruned_us(inquiry: AuditQuery) -> int | None:
+    """Return the time before which rows were pruned, if the query covers an earlier time."""
+    from otel_limits.ledger.maintenance import pruned_before
+
+    before, since = pruned_before(inquiry.connection), inquiry.selection.since_us
+    return before if before is not None and (since is None or since < before) else None
+
+
+def pruned_clause(inquiry: AuditQuery) -> str:
+    """Describe which rows of the queried time were pruned; empty if none were."""
+    before = pruned_us(inquiry)
+    return "" if before is None else f"rows before {written(before, 'time')} UTC were pruned"
 
 
 # --- tokens that are not counted ------------------------------------------------------------------

@@ -159,6 +159,21 @@ class AuditQuery:
         at = written(int(now * MICROSECONDS), "time")
         return f"Made {at} UTC by otel-limits {own_version()}, covers {covered}"
 
+    @property
+    def recorded_period(self) -> str:
+        """Return a sentence with the time of the ledger, if the selected one is outside of it."""
+        from otel_limits.ledger import queries
+
+        since, until = self.selection.since_us, self.selection.until_us
+        if since is None and until is None:
+            return ""
+        first, last = queries.first_and_last(self.connection)
+        if first is None or last is None:
+            return ""
+        is_outside = (since is not None and since > last) or (until is not None and until <= first)
+        times = f"{written(first, 'time')} to {written(last, 'time')} UTC"
+        return f"The ledger's invocations are of {times}. " if is_outside else ""
+
     def key_columns(self, by: Iterable[str], others: Iterable[Column]) -> list[Column]:
         """Build the columns to group by; an ambiguous audit key gets its prefix."""
         from otel_limits.audit.answer import Column

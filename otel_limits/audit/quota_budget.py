@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Answer, Column, Table, written
+from otel_limits.audit.answer import Answer, Column, Table
 from otel_limits.audit.question import WINDOW, AuditQuery, Option, Question
 from otel_limits.core.errors import LedgerError
 from otel_limits.core.wording import pluralize
@@ -211,7 +211,7 @@ def budget(inquiry: AuditQuery, policy: str | None) -> Answer:
         title=title,
         about=inquiry.about,
         tables=[budget_table(quotas)],
-        summary=" ".join(doubts(inquiry, quotas)),
+        summary=" ".join(doubts(quotas)),
     )
 
 
@@ -316,10 +316,8 @@ def _rows(of: RecordedUse) -> Iterator[tuple[Any, ...]]:
         )
 
 
-def doubts(inquiry: AuditQuery, quotas: Iterable[RecordedUse]) -> Iterator[str]:
+def doubts(quotas: Iterable[RecordedUse]) -> Iterator[str]:
     """Describe the calls that the answer may lack."""
-    from otel_limits.ledger.maintenance import pruned_before
-
     for each in quotas:
         if each.doubtful_calls:
             calls = pluralize(each.doubtful_calls, "call is", "calls are")
@@ -330,9 +328,6 @@ def doubts(inquiry: AuditQuery, quotas: Iterable[RecordedUse]) -> Iterator[str]:
                 f"{calls} not counted for {each.quota.name}, since the ledger does not record "
                 f"whether its where applies: record OTEL_LIMITS_AUDIT_KEYS={names}."
             )
-    pruned = pruned_before(inquiry.connection)
-    if pruned is not None:
-        yield f"Rows before {written(pruned, 'time')} UTC were pruned."
 
 
 BUDGET: Final = Question(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, CellKind, Column, Table, written
+from otel_limits.audit.completeness import pruned_clause
 from otel_limits.audit.counter_growth import Counters, Growth, counters_of
 from otel_limits.audit.question import SINCE, UNTIL, AuditQuery, Option, Question
 from otel_limits.audit.reconcile_bill import BILL_TABLES
@@ -108,8 +109,16 @@ def reconcile(
         about=f"{replace(inquiry, selection=window).about}, against {redact_url(prometheus)}"
         f"{_of_which(jobs)}, tolerance {tolerance:.2%} of the ledger",
         tables=tables,
+        summary=_pruned(inquiry, window),
         status=int(any(row[-1] == "no" for table in tables for row in table.rows)),
+        since_us=window.since_us,
     )
+
+
+def _pruned(inquiry: AuditQuery, window: Selection) -> str:
+    """Describe which part of the window cannot be compared; empty if all of it can."""
+    clause = pruned_clause(replace(inquiry, selection=window))
+    return f"Not comparable: the ledger's {clause}." if clause else ""
 
 
 def window_of(selection: Selection) -> Selection:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.answer import Answer, Column, Table, money
+from otel_limits.audit.answer import Answer, Column, Table, money, written
 from otel_limits.audit.bill_differences import (
     ROUNDING,
     UNEXPLAINED,
@@ -123,9 +123,14 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
     """Compare cost and tokens per day and model, and divide each difference by its cause.
 
     Raises:
-        LedgerError: The files are not a whole bill, or none has a day of the window.
+        LedgerError: The files are not a whole bill, or have no day to compare.
     """
-    found, outside = _selected(read_bills(files), inquiry.selection)
+    from otel_limits.ledger.maintenance import pruned_before
+
+    asked, outside = _selected(read_bills(files), inquiry.selection)
+    found, gone = _recorded(asked, pruned_before(inquiry.connection))
+    for bill in found:
+        _require_all_days(bill)
     costs, tokens, parts, owners, sentences = [], [], [], [], []
     passed_on = models_of_gateways(found)
     remarks: list[str] = []
@@ -159,8 +164,9 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
             for note in [NOTES.get(name, "") if each else ""]
         ],
         charts=bill_charts(costs, parts) if inquiry.has_charts else (),
-        summary=" ".join([*sentences, *outside, *filter(None, remarks)]),
-        status=int(any(row[-1] == "no" for row in (*costs, *tokens))),
+        summary=" ".join([*sentences, *outside, *gone, *filter(None, remarks)]),
+        status=int(bool(gone) or any(row[-1] == "no" for row in (*costs, *tokens))),
+        since_us=min(_bounds(min(bill.days), max(bill.days), bill)[0] for bill in asked),
     )
 
 
@@ -168,20 +174,18 @@ def _selected(bills: Iterable[Bill], selection: Selection) -> tuple[list[Bill], 
     """Return the bills within the window, and a sentence about each that is outside of it.
 
     Raises:
-        LedgerError: No bill has a day in it, or a report lacks a day of its bill.
+        LedgerError: No bill has a day in it.
     """
     covered = [bill for bill in bills if bill.days]
     if not covered:
         raise LedgerError("The bills have no days. Export them again, with the days to compare.")
-    within = [_within(bill, selection) for bill in covered]
+    within = [_within(bill, selection.since_us, selection.until_us) for bill in covered]
     found = [bill for bill in within if bill.days]
     if not found:
         raise LedgerError(
             "The bills have no whole day between --since and --until. Leave out both to compare "
             "all days of the bills."
         )
-    for bill in found:
-        _require_all_days(bill)
     outside = [
         f"{bill.reader.title}: not compared, as its bill has no whole day between --since and "
         "--until."
@@ -189,6 +193,28 @@ def _selected(bills: Iterable[Bill], selection: Selection) -> tuple[list[Bill], 
         if not bill.days
     ]
     return found, outside
+
+
+def _recorded(bills: Iterable[Bill], pruned_us: int | None) -> tuple[list[Bill], list[str]]:
+    """Return the days of which no row was pruned, and a sentence about the other days of each bill.
+
+    Raises:
+        LedgerError: Rows of all days were pruned.
+    """
+    if pruned_us is None:
+        return list(bills), []
+    why = f"the ledger's rows before {written(pruned_us, 'time')} UTC were pruned"
+    found, sentences = [], []
+    for bill in bills:
+        left = _within(bill, pruned_us, None)
+        if left.days:
+            found.append(left)
+        if gone := sorted(bill.days - left.days):
+            days = f"{gone[0]} to {gone[-1]}" if len(gone) > 1 else str(gone[0])
+            sentences.append(f"{bill.reader.title}: {days} not compared, as {why}.")
+    if not found:
+        raise LedgerError(f"No day of the bills can be compared: {why}. Export later days.")
+    return found, sentences
 
 
 def _require_all_days(bill: Bill) -> None:
@@ -209,13 +235,12 @@ def _require_all_days(bill: Bill) -> None:
     )
 
 
-def _within(bill: Bill, selection: Selection) -> Bill:
-    """Return the whole days of a bill within the window."""
+def _within(bill: Bill, since_us: int | None, until_us: int | None) -> Bill:
+    """Return the whole days of a bill within a window, in microseconds."""
 
     def is_within(day: date) -> bool:
         begin, end = _bounds(day, day, bill)
-        since, until = selection.since_us, selection.until_us
-        return (since is None or begin >= since) and (until is None or end <= until)
+        return (since_us is None or begin >= since_us) and (until_us is None or end <= until_us)
 
     return replace(
         bill,

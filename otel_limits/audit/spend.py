@@ -183,6 +183,7 @@ def _changes(
         title=f"{title}, compared",
         about=present.about,
         tables=[table, *([uncounted] if uncounted is not None else [])],
+        since_us=periods.before.since_us,
     )
 
 

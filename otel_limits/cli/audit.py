@@ -10,7 +10,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits.audit.completeness import completeness
+from otel_limits.audit.completeness import completeness, pruned_us
 from otel_limits.audit.questions import QUESTIONS
 from otel_limits.cli.command import add_command, add_group, uncollected
 from otel_limits.cli.ledger_options import (
@@ -122,5 +122,11 @@ def _ask(question: Question, arguments: Namespace) -> Answer:
 def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -> Answer:
     answer = question.answer(inquiry, **values)
     # Before the tables: a misspelled agent would look like one that was never halted.
-    summary = f"{inquiry.unknown_values}{answer.summary}".strip()
-    return replace(answer, summary=summary, complete=answer.complete or completeness(inquiry))
+    hint = inquiry.unknown_values
+    if not any(table.rows for table in answer.tables):
+        hint += inquiry.recorded_period
+    summary = f"{hint}{answer.summary}".strip()
+    if answer.since_us is not None:
+        inquiry = replace(inquiry, selection=replace(inquiry.selection, since_us=answer.since_us))
+    complete = answer.complete or completeness(inquiry)
+    return replace(answer, summary=summary, complete=complete, pruned_us=pruned_us(inquiry))

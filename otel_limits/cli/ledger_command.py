@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.audit import parsing
+from otel_limits.audit.completeness import pruned_clause
 from otel_limits.audit.question import SELECTION
 from otel_limits.cli.command import add_group, file_name
 from otel_limits.cli.ledger_options import (
@@ -147,7 +148,14 @@ def export(arguments: Namespace) -> int:
         inquiry.require_known()
         chosen = Export(arguments.what, arguments.format, arguments.output)
         write(inquiry.connection, inquiry.selection, chosen, inquiry.work)
+        _report_pruned_rows(inquiry)
     return 0
+
+
+def _report_pruned_rows(inquiry: AuditQuery) -> None:
+    """Say on stderr which rows of an exported period were pruned."""
+    if clause := pruned_clause(inquiry):
+        sys.stderr.write(f"otel-limits: {clause}, and are not exported.\n")
 
 
 def export_focus(arguments: Namespace) -> int:
@@ -176,6 +184,7 @@ def export_focus(arguments: Namespace) -> int:
         rows = focus.rows_of(found, settings.billing_account, settings.sub_account_key)
         chosen = Export("calls", arguments.format, arguments.output)
         write_rows(focus.FIELDS, portions(rows, PORTION), chosen)
+        _report_pruned_rows(inquiry)
     if found.unpriced:
         sys.stderr.write(
             f"{pluralize(found.unpriced, 'call')} without a price left out. To price them, run: "

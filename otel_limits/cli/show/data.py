@@ -41,6 +41,8 @@ def as_json(answer: Answer) -> str:
         document["passed"] = answer.passed
     if answer.complete:
         document["complete"] = answer.complete
+    if answer.pruned_us is not None:
+        document["pruned_before"] = exact(answer.pruned_us, "time")
     if answer.text:
         document["text"] = answer.text
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
@@ -191,6 +193,11 @@ def schema_of(question: Question) -> dict[str, Any]:
             **verdict,
             "summary": {**text, "description": "the result in one sentence"},
             "complete": {**text, "description": "whether the ledger is complete"},
+            "pruned_before": {
+                **text,
+                "format": "date-time",
+                "description": "rows before it were pruned, and the query covers such a time",
+            },
             "text": text,
         },
         "required": ["schema", "question", "about", *always, "totals", *verdict, "complete"],

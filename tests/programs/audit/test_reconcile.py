@@ -171,6 +171,11 @@ def test_a_difference_above_the_tolerance_is_status_1(
         ("unscraped", "output tokens", -20),
     }
     assert main([*arguments, "--tolerance", "100%"]) == 0
+    capsys.readouterr()
+    assert main(["ledger", "prune", "--older-than", "0d"]) == 0
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert "Not comparable: the ledger's rows before" in capsys.readouterr().out
 
 
 def test_a_prometheus_that_does_not_answer(

@@ -610,6 +610,19 @@ def test_any_selected_value_that_is_missing_is_named(
     assert json.loads(capsys.readouterr().out).get("summary", "") == line
 
 
+def test_period_outside_the_ledger_is_answered_with_that_of_the_ledger(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mistyped year would look like a quiet one."""
+    write(ledger.address, Entry(), Entry())
+    line = "The ledger's invocations are of 2025-10-09 09:00:00 to 2025-10-09 0"
+    periods = (("--since", "2099-01-01"), line), (("--until", "2025-01-01"), line), ((), "")
+    for period, expected in (*periods, (("--since", "2025-10-01"), "")):
+        assert main(["audit", "stops", *period, "--format", "json"]) == 0
+        summary = json.loads(capsys.readouterr().out).get("summary", "")
+        assert summary[: len(line)] == expected
+
+
 def test_no_ledger_is_made_by_asking(
     ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,6 +269,38 @@ def test_a_whole_ledger_is_said_to_be_complete(
     )
 
 
+PRUNED = [
+    (("spend",), True),
+    (("stops", "--since", "15d"), True),
+    (("spend", "--since", "5d"), False),
+    (("spend", "--since", "6d", "--compare", "previous"), True),
+    (("spend", "--since", "2d", "--compare", "previous"), False),
+    (("spend", "--prices", "recorded", "--until", "12d"), True),
+    (("verify",), True),
+]
+
+
+def test_pruned_rows_are_named_where_the_question_reaches_them(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A week that was deleted would look like one in which no agent ran."""
+    write(ledger.address, replace(entry(), at=NOW - 20 * 86_400), entry(), first=1)
+    assert main(["ledger", "prune", "--older-than", "10d"]) == 0
+    for question, is_missing in PRUNED:
+        _, answer = ask(capsys, *question)
+        assert (question, "pruned_before" in answer) == (question, is_missing)
+        assert answer["complete"].startswith("Incomplete: rows before ") == is_missing
+    assert main(["audit", "spend", "--format", "html"]) == 0
+    assert " UTC were pruned; 2 calls add up to" in capsys.readouterr().out
+    for period, is_missing in ((), True), (("--since", "5d"), False):
+        out = ("--format", "csv", "--output", str(tmp_path / "calls.csv"))
+        assert main(["ledger", "export", *out, *period]) == 0
+        assert ("were pruned, and are not exported." in capsys.readouterr().err) == is_missing
+    change(ledger, "DELETE FROM otel_limits_model_calls WHERE number = 2")
+    _, answer = ask(capsys, "spend")
+    assert "lists the rows. Rows before " in answer["complete"]
+
+
 @pytest.mark.parametrize(
     ("statement", "trouble", "how"),
     [

@@ -14,6 +14,9 @@ import pytest
 
 from otel_limits.cli import main
 from otel_limits.ledger.address import parse
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.maintenance import prune
+from otel_limits.ledger.rows import MICROSECONDS
 from tests.ledger.bills import (
     BILLS,
     DAY,
@@ -324,6 +327,25 @@ def test_bill_that_lacks_a_day_is_rejected(
     pages = [first, openai(day=1), last]
     status, answer = reconcile("--bill", *saved(tmp_path, *pages), capsys=capsys)
     assert (status, causes(answer)["only in the ledger"][0]) == (1, -sums(CALLS[8:16])[0])
+
+
+def test_days_with_pruned_rows_are_not_compared(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Otherwise the bill would seem to have calls of another program."""
+    write(ledger.address, *book_of("openai", "nothing"))
+    words = ("--bill", *files_of(tmp_path, "openai"))
+    with closing(Database(ledger.address)) as database:  # up to 03:00 of the second day
+        list(prune(database, (THIRD + DAY + 3 * 3_600) * MICROSECONDS))
+    status, answer = reconcile(*words, capsys=capsys)
+    assert (status, causes(answer)) == (1, {})
+    assert {row["day"] for row in answer["bill_cost"]} == {"2026-11-05"}
+    assert "OpenAI: 2026-11-03 to 2026-11-04 not compared, as the ledger" in answer["summary"]
+    assert answer["complete"].startswith("Incomplete: rows before 2026-11-04 03:00:00 UTC")
+    status, answer = reconcile(*words, "--since", "2026-11-05", capsys=capsys)
+    assert (status, "pruned_before" in answer) == (0, False)
+    assert main(["audit", "reconcile", *map(str, words), "--until", "2026-11-05"]) == 2
+    assert "No day of the bills can be compared: the ledger" in capsys.readouterr().err
 
 
 def test_one_amount_for_a_day_is_compared_as_a_whole(
