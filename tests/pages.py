@@ -31,7 +31,6 @@ from unittest.mock import patch
 from otel_limits.cli import main
 from otel_limits.cli.parser import make_parser
 from otel_limits.demo import sample_fleet
-from tests.bills.sample import write_bills
 from tests.launching import WITHOUT_LANGCHAIN
 from tests.ledger.bills import openai, paid, used
 from tests.ledger.otlp import attributes
@@ -342,8 +341,6 @@ def start_session(path: Path, directory: Path, places: Mapping[str, str]) -> Ses
         sample_fleet.write_ledger(
             make((directory / LEDGER).parent) / "ledger.db", date(2026, 11, 23)
         )
-    if any(" --bill " in text for text in texts):
-        write_bills(directory / LEDGER, directory)
     return Session(directory, {"XDG_DATA_HOME": str(directory)}, places)
 
 

@@ -20,8 +20,8 @@ the OpenAI Agents SDK.
 With --serve, runs a fleet of such agents until Ctrl-C, with metrics, quotas and a ledger in a new
 temporary directory, to try `otel-limits top`, `otel-limits audit` and dashboards on.
 
-With --record, writes a sample ledger and its policy file instead: four weeks of a fleet of agents,
-to try `otel-limits audit` on.
+With --record, writes a sample ledger, its policy file and vendors' bills instead: four weeks of a
+fleet of agents, to try `otel-limits audit` on.
 """
 
 FAILED: Final = 1
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     kinds.add_argument(
         "--record",
         metavar="DIR",
-        help="write a sample ledger to DIR/ledger.db, with DIR/limits.yaml",
+        help="write a sample ledger to DIR/ledger.db, with DIR/limits.yaml and bills",
     )
     kinds.add_argument("--json", action="store_true", help="print JSON only")
 

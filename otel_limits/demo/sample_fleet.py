@@ -39,6 +39,7 @@ from otel_limits.core.limits import LIMITS, Limits
 from otel_limits.core.policy import Verdict
 from otel_limits.core.price import Price
 from otel_limits.core.usage import NO_COST, NO_USAGE, Usage
+from otel_limits.demo.sample_bills import write_bills
 from otel_limits.ledger import rows
 from otel_limits.quotas.needs import QuotaNeed
 from otel_limits.quotas.refusals import exceeded
@@ -538,7 +539,7 @@ def as_file(policy: Mapping[str, Any]) -> str:
 
 
 def record(directory: str) -> int:
-    """Write the sample ledger and its policy file to a directory, and print example queries.
+    """Write the sample ledger, its policy file and bills, and print example queries.
 
     Returns:
         The exit status: 2 if the directory has a ledger or is not writable.
@@ -554,13 +555,17 @@ def record(directory: str) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         counts = write_ledger(path, today)
         policy_path = write_policy(path.parent)
+        calls = (event for event in history(today) if isinstance(event, ModelCall))
+        prices = {name: model.price for name, model in MODELS.items()}
+        bills = write_bills(path.parent, calls, prices, today)
     except OSError as error:
         return _refuse(f"Cannot write {path}: {error.strerror or error}.")
     sys.stdout.write(
         f"Recorded four weeks of a sample fleet in {path}: {counts['agents']} agents,\n"
         # Each invocation has a row for its start and one for its end.
         f"{counts[rows.INVOCATIONS] // 2} invocations, {counts[rows.MODEL_CALLS]:,} model calls, "
-        f"{counts[rows.TOOL_CALLS]:,} tool calls. The data is simulated; the prices are real.\n\n"
+        f"{counts[rows.TOOL_CALLS]:,} tool calls. The data is simulated; the prices are real.\n"
+        f"Vendors' bills of its last week: {', '.join(bill.name for bill in bills)}.\n\n"
         f"export OTEL_LIMITS_LEDGER={path}\n"
         f"export OTEL_LIMITS_POLICY={policy_path}\n"
     )
