@@ -49,6 +49,7 @@ from otel_limits.settings.table import PRESETS
 
 if TYPE_CHECKING:
     from otel_limits.core.limits import Breach
+    from otel_limits.quotas.keys import Key
     from otel_limits.quotas.quota import Quota
     from otel_limits.settings.policy.document import Document
 
@@ -301,12 +302,20 @@ def draw_tool(plan: Plan, chance: Random) -> DrawnTool:
 TENANT_QUOTA: Final = "tenant-slots"
 """A quota of the calls in flight at one time, which no ledger shows: one of tokens or USD would
 have to agree with the recorded usage."""
+BUDGET: Final = "tenant-daily-usd"
+"""A quota that an operator changed."""
+
+
+def key_of(quota: str, tenant: str) -> Key:
+    """Return the key of a tenant, which is shown as a hash."""
+    found: Quota = recorded_document().quotas[quota].value
+    return found.key.key(found.name, lambda _: tenant)
 
 
 def quota_breach(tenant: str, now: float) -> Breach:
     """Return the breach of a tenant's quota, in the words of a real one."""
     quota: Quota = recorded_document().quotas[TENANT_QUOTA].value
-    key, limit = quota.key.key(quota.name, lambda _: tenant), quota.amount
+    key, limit = key_of(TENANT_QUOTA, tenant), quota.amount
     need = QuotaNeed(quota, key, limit, 1, at_most=False, certain=True, model="", action="halt")
     state = CountState(0, limit, limit)
     demand = Demand(count=quota.count(key, now), amount=1, limit=limit)
@@ -464,12 +473,13 @@ def quota_changes(today: date) -> Iterator[QuotaGrant]:
     """Yield an operator's changes to a quota."""
     at = midnight(today - timedelta(days=4)) + 3_600 * 8
     grant = QuotaGrant(
-        quota="tenant-daily-usd", key="globex", change="grant", amount=Decimal(3), unit="USD",
-        until=at + 86_400, by="dana@ops-1", at=at, id=f"{1:032x}", reason="end of quarter",
+        quota=BUDGET, key=key_of(BUDGET, "globex").shown, change="grant", amount=Decimal(3),
+        unit="USD", until=at + 86_400, by="dana@ops-1", at=at, id=f"{1:032x}",
+        reason="end of quarter",
     )  # fmt: skip
     block = replace(
-        grant, key="initech", change="block", amount=0, until=None, at=at + 5_400, id=f"{2:032x}",
-        reason="unpaid invoice",
+        grant, key=key_of(BUDGET, "initech").shown, change="block", amount=0, until=None,
+        at=at + 5_400, id=f"{2:032x}", reason="unpaid invoice",
     )  # fmt: skip
     yield from (grant, block)
     yield replace(block, change="unblock", at=at + 9_900, id=f"{3:032x}", reason="")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from datetime import date, timedelta
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -109,6 +111,21 @@ def test_policy_file_is_that_of_the_ledger(
     for row in in_file:
         line = lines[int(row["place"].partition(":")[2]) - 1]
         assert line.strip().rstrip(",") == f'"{row["limit"]}": {row["cap"]}'
+
+
+def test_hash_of_the_page_has_a_name(
+    directory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its example of `whois` is a key that an operator changed."""
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(directory / "limits.yaml"))
+    page = files("otel_limits.docs").joinpath("audit.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"audit whois '(#\w+)'", page)
+    changed = {row["key"] for row in query(directory, "grants", capsys)["grants"]}
+    assert shown in changed
+    assert {key[0] for key in changed} == {"#"}
+    summary = query(directory, f"whois {shown}", capsys)["summary"]
+    assert summary.startswith("The ledger contains the hash.")
+    assert "globex" in summary
 
 
 def outcomes(today: date) -> Counter[tuple[Any, ...]]:
