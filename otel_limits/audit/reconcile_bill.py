@@ -230,8 +230,9 @@ def _require_all_days(bill: Bill) -> None:
     if (others := len(days) - NAMED_GAPS) > 0:
         named += f" and {pluralize(others, 'other day')}"
     raise LedgerError(
-        f"{bill.reader.title}'s bill of {min(bill.days)} to {max(bill.days)} lacks the {report} of "
-        f"{named}. Export each missing day, too, or leave it out with --since and --until."
+        f"{bill.reader.title}'s bill of {min(bill.days)} to {max(bill.days)} lacks the "
+        f"{report or 'report'} of {named}. Export each missing day, too, or leave it out with "
+        "--since and --until."
     )
 
 

@@ -111,8 +111,8 @@ def _billed(call: ModelCall, price: Price) -> BilledCall:
         model=call.model,
         price=price,
         usage=replace(call.usage, input=call.usage.input + more),
-        id=call.span_id,
-        started=ended - timedelta(seconds=call.seconds),
+        id=f"{call.span_id}",
+        started=ended - timedelta(seconds=call.seconds or 0),
         ended=ended,
     )
 

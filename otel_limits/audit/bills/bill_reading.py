@@ -149,8 +149,9 @@ def _days(pages: Sequence[BillPage], days: Sequence[date], report: str) -> froze
         return frozenset()
     if any(page.buckets for page in pages):
         return frozenset({*days, *_bucket_days(pages, report)})
-    # A log or an activity has no rows of a day without use, so nothing shows whether a day is
-    # missing. It counts as a day without use: calls of it are then only in the ledger.
+    # LiteLLM's log has a row per call, and OpenRouter's activity one per call, or per day and
+    # endpoint with use (the readers have the sources). So nothing shows whether a day is missing.
+    # It counts as a day without use: its calls are then only in the ledger.
     return every_day(min(days), max(days))
 
 

@@ -324,6 +324,9 @@ def test_bill_that_lacks_a_day_is_rejected(
         assert sentence in capsys.readouterr().err
         status, _ = reconcile(*words, "--until", "2026-11-04", capsys=capsys)
         assert status == 0
+    empty = saved(tmp_path, openai(), openai(day=2))
+    assert main(["audit", "reconcile", "--bill", *map(str, empty)]) == 2
+    assert "lacks the report of 2026-11-04." in capsys.readouterr().err
     pages = [first, openai(day=1), last]
     status, answer = reconcile("--bill", *saved(tmp_path, *pages), capsys=capsys)
     assert (status, causes(answer)["only in the ledger"][0]) == (1, -sums(CALLS[8:16])[0])
