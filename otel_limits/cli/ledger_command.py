@@ -254,7 +254,7 @@ def adopt(arguments: Namespace) -> int:
 def merge(arguments: Namespace) -> int:
     """Copy the rows of other ledgers, which are unchanged, and say which rows are new."""
     from otel_limits.ledger.merging import merge as copied
-    from otel_limits.ledger.rows import INVOCATIONS, MODEL_CALLS, TOOL_CALLS
+    from otel_limits.ledger.rows import INVOCATIONS, MODEL_CALLS, RECORDED_LIVE, TOOL_CALLS
 
     def write(rows: Any) -> dict[str, int]:
         with errors_of(database.address):  # rather than of the ledger that is read
@@ -279,7 +279,12 @@ def merge(arguments: Namespace) -> int:
                 pluralize(new[MODEL_CALLS], "model call"),
                 pluralize(new[TOOL_CALLS], "tool call"),
             )
-            sys.stdout.write(f"{inquiry.ledger}: {', '.join(counts)} new in {database.address}.\n")
+            known = new[RECORDED_LIVE]
+            one, more = "imported model call was", "imported model calls were"
+            rest = f" {pluralize(known, one, more)} already recorded live." if known else ""
+            sys.stdout.write(
+                f"{inquiry.ledger}: {', '.join(counts)} new in {database.address}.{rest}\n"
+            )
     return 0
 
 

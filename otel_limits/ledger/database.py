@@ -17,12 +17,14 @@ import sqlalchemy as sa
 
 from otel_limits.core.secrets import redact_error, redact_secrets, secrets_in
 from otel_limits.ledger import files
+from otel_limits.ledger.recorded_live import delete_recorded_live
 from otel_limits.ledger.rows import (
     ENDING,
     INVOCATIONS,
     LOST,
     MAINTENANCE,
     MODEL_CALLS,
+    RECORDED_LIVE,
     RECOUNTS,
     SUPERSEDED,
     TOOL_CALLS,
@@ -211,7 +213,9 @@ def write_rows(connection: sa.Connection, rows: Rows) -> dict[str, int]:
     ids = {row["invocation_id"] for name in (MODEL_CALLS, TOOL_CALLS) for row in of_table[name]}
     is_lost = (RUNS.action == LOST) & RUNS.id.in_(ids)
     recount(connection, list(connection.scalars(sa.select(RUNS.id).where(is_lost))))
-    return changed
+    deleted = delete_recorded_live(connection, of_table)
+    new = {table: changed[table] - deleted[table] for table in changed}
+    return {**new, RECORDED_LIVE: deleted[RECORDED_LIVE]}
 
 
 def _delete_superseded(connection: sa.Connection, row: Row) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import sqlalchemy as sa
 
 from otel_limits.ledger.database import reason_of
-from otel_limits.ledger.rows import LOST, MODEL_CALLS, SAME_CALL_MICROSECONDS
+from otel_limits.ledger.recorded_live import CALLS_TWICE
+from otel_limits.ledger.rows import LOST, MODEL_CALLS
 from otel_limits.ledger.schema import (
     CALL_TOKENS,
     CALLS,
@@ -338,17 +339,5 @@ def numbers(connection: sa.Connection, invocation_id: str) -> list[int]:
 def counted_twice(connection: sa.Connection) -> Iterator[Any]:
     """Iterate over imported calls that were recorded live too, by span IDs and time."""
     # Checked first, as SQLite would start with the live calls, which are many more.
-    if not connection.execute(sa.select(sa.exists().where(IS_IMPORTED))).scalar():
-        return
-    live = MODEL_CALL_TABLE.alias()
-    statement = (
-        sa.select(CALLS.id, CALLS.invocation_id, live.c.id.label("live_id"))
-        .join(INVOCATION_TABLE, RUNS.trace_id == CALLS.trace_id)
-        .join(live, (live.c.invocation_id == RUNS.id) & (live.c.span_id == CALLS.span_id))
-        .where(
-            IS_IMPORTED,
-            live.c.source == "live",
-            sa.func.abs(live.c.at_us - CALLS.at_us) <= SAME_CALL_MICROSECONDS,
-        )
-    )
-    yield from connection.execute(statement)
+    if connection.execute(sa.select(sa.exists().where(IS_IMPORTED))).scalar():
+        yield from connection.execute(CALLS_TWICE)

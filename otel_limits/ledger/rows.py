@@ -47,6 +47,8 @@ RECOUNTS: Final = "recount"
 """Not a table: its rows name invocations whose totals must be recounted."""
 SUPERSEDED: Final = "superseded"
 """Not a table: its rows name totals and uncounted spans to delete, as their calls are known now."""
+RECORDED_LIVE: Final = "recorded live"
+"""Not a table: counts imported calls that were deleted, as the ledger has them as live ones."""
 
 LOST: Final = "lost"
 """Stop reason and action of an invocation whose process vanished, as an operator declared it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from strands import Agent
 
 from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from tests.conftest import MakeAgent
+    from tests.ledger.fixtures import LedgerFile
     from tests.postgresql import Server
 
 pytestmark = pytest.mark.skipif(
@@ -699,6 +701,24 @@ def test_ledger_moves_to_a_server_and_back(
         assert main(["ledger", "close", "--month", "2025-10", "--ledger", place]) == 0
         answers.append(capsys.readouterr().out)
     assert answers == answers[:1] * 3
+
+
+def test_call_that_was_recorded_live_and_imported_is_merged_once(
+    server: Server, database: str, ledger: LedgerFile, tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    """In PostgreSQL as in SQLite, also if the ledger had the import first."""
+    live, imported = str(ledger.path), str(tmp_path / "imported.db")
+    enable()
+    Agent(model=ScriptedModel([says("a")]), callback_handler=None)("go")
+    disable()
+    file = tmp_path / "spans.jsonl"
+    file.write_text(otlp.line(spans.get_finished_spans()))
+    assert main(["ledger", "import", str(file), "--ledger", imported]) == 0
+    for other in (imported, live, imported):
+        assert main(["ledger", "merge", other, "--into", server.url(database)]) == 0
+    calls = server.ask(database, "SELECT source FROM otel_limits_model_calls")
+    runs = server.ask(database, "SELECT source FROM otel_limits_invocations")
+    assert calls == runs == [("live",)]
 
 
 def test_commands_that_move_and_back_up_do_so(

@@ -7,16 +7,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from strands import Agent
 
+from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.merging import PORTION
+from otel_limits.testing import ScriptedModel, says
 from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.ledger.otlp import line
 from tests.price_list import listed
 from tests.unit.audit.test_completeness import ask, spill
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     from tests.ledger.fixtures import LedgerFile
 
@@ -96,6 +102,42 @@ def test_merging_rows_with_the_same_number_again_changes_nothing(
     assert "0 invocations, 3 model calls, 1 tool call new" in capsys.readouterr().out
     assert main(["ledger", "merge", str(ledger.path), "--into", other]) == 0
     assert "0 invocations, 0 model calls, 0 tool calls" in capsys.readouterr().out
+
+
+def test_call_that_was_recorded_live_and_imported_counts_once(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    spans: InMemorySpanExporter,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By its span, whichever ledger has which: the live row stays, as if only it had been there."""
+    enable()
+    Agent(model=ScriptedModel([says("a")]), callback_handler=None)("go")
+    disable()
+    live = {table: ledger.rows(table) for table in ("invocations", "model_calls")}
+    file = tmp_path / "spans.jsonl"
+    file.write_text(line(spans.get_finished_spans()))
+    # The file of a collector that dropped the agent's span: its calls are imported by trace.
+    calls = tmp_path / "calls.jsonl"
+    calls.write_text(line(span for span in spans.get_finished_spans() if span.name == "chat"))
+    for number, (spans_of, live_first) in enumerate(
+        [(file, True), (file, False), (calls, True), (calls, False)]
+    ):
+        imported = str(tmp_path / f"imported-{number}.db")
+        merged = type(ledger)(tmp_path / f"merged-{number}.db")
+        assert main(["ledger", "import", str(spans_of), "--ledger", imported]) == 0
+        both = [str(ledger.path), imported] if live_first else [imported, str(ledger.path)]
+        capsys.readouterr()
+        assert main(["ledger", "merge", *both, "--into", str(merged.path)]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert second.endswith("1 imported model call was already recorded live.")
+        assert ("0 invocations, 0 model calls" in second) is live_first
+        assert "recorded live" not in first
+        for table, rows in live.items():
+            assert [{**row, "id": 0} for row in merged.rows(table)] == [
+                {**row, "id": 0} for row in rows
+            ]
+        assert main(["audit", "verify", "--ledger", str(merged.path)]) == 0
 
 
 def test_more_rows_than_a_transaction_has_are_merged(
