@@ -19,7 +19,7 @@ EXPORT_HELP: Final = """\
 Export dashboards and alert rules to a directory.
 
 Includes Grafana provisioning files, Kubernetes manifests and a compose file; see README.md in the
-directory. Existing files are overwritten.
+directory. Files of an earlier export are replaced, except those that you edited.
 """
 
 
@@ -39,13 +39,19 @@ def add(commands: Any) -> None:
 def export(options: Namespace) -> int:
     """Export the files."""
     try:
-        written = exported_files.export(options.directory, options.runbook, options.grafana)
+        written, kept = exported_files.export(options.directory, options.runbook, options.grafana)
     except OSError as error:
         return refuse([write_error(options.directory, error)])
     sys.stdout.write(
         f"Wrote {pluralize(len(written), 'file')} to {options.directory}. "
         "Start with README.md there.\n"
     )
+    if kept:
+        names = ", ".join(path.as_posix() for path in kept)
+        sys.stdout.write(
+            f"Kept {pluralize(len(kept), 'edited file')}: {names}. "
+            "To get the new version, move it away and export again.\n"
+        )
     # Otherwise broken links would be noticed only when an alert fires.
     defaults = [
         (default, f"{option} URL")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
-import shutil
 from pathlib import Path
 from textwrap import indent
-from typing import Final
+from typing import Final, NamedTuple
 
 from otel_limits.core.installing import install_command
 
@@ -28,6 +29,9 @@ RUNBOOK: Final = "dashboards/README.md"
 
 GRAFANA: Final = "http://localhost:3000"
 """Default start of every alert's `dashboard_url`; --grafana sets the real address."""
+
+DIGESTS: Final = ".exported.sha256"
+"""Names and digests of the files as they were exported."""
 
 PAGE: Final = re.compile(r"\[([^]]*)\]\(\.\./otel_limits/docs/([a-z-]+)\.md(?:#[a-z-]*)?\)")
 PAGE_BY_NAME: Final = r"\1 (`otel-limits docs \2`)"
@@ -53,33 +57,80 @@ def directory() -> Path:
     )
 
 
-def export(target: Path, runbook: str | None = None, grafana: str | None = None) -> list[Path]:
-    """Write everything to `target`, also as objects of Kubernetes; return what was written.
+class Exported(NamedTuple):
+    """The files of an export."""
+
+    written: list[Path]
+    kept: list[Path]
+    """Those that were edited since an earlier export, and differ from this one."""
+
+
+def export(target: Path, runbook: str | None = None, grafana: str | None = None) -> Exported:
+    """Write everything to `target`, also as objects of Kubernetes, but replace no edited file.
 
     Args:
-        target: A directory, created if missing; earlier exported files in it are replaced.
+        target: A directory, created if missing; files as an earlier export wrote them are replaced.
         runbook: Address of the runbook, which every alert then links to.
         grafana: Address of the Grafana whose panels every alert then links to.
     """
+    files = _Files(target)
     source = directory()
-    written = []
     # File by file: a directory of the user keeps what else is in it.
     for name in BROUGHT:
         for path in _files_below(source / name):
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
-            written.append(copy)
-    for name in YAML:
-        text = (target / name).read_text(encoding="utf-8")
+            files.write(path.relative_to(source), _content(path, source, runbook, grafana))
+    # From the files that are there: an edited threshold is also that of Kubernetes.
+    for name, text in _objects(target).items():
+        files.write(Path("kubernetes", name), text.encode())
+    files.save_digests()
+    return files.exported
+
+
+def _content(path: Path, source: Path, runbook: str | None, grafana: str | None) -> bytes:
+    """Return a file as it is exported."""
+    content = path.read_bytes()
+    name = path.relative_to(source).as_posix()
+    if name in YAML:
         # In the text, so that the comments of the files stay.
-        text = text.replace(RUNBOOK, runbook or RUNBOOK)
-        text = text.replace(GRAFANA, (grafana or GRAFANA).rstrip("/"))
-        (target / name).write_text(text, encoding="utf-8")
-    readme = target / "README.md"
-    # The pages stay in the package, where no link from this directory leads.
-    readme.write_text(PAGE.sub(PAGE_BY_NAME, readme.read_text(encoding="utf-8")), encoding="utf-8")
-    return [*written, *write_objects(target)]
+        content = content.replace(RUNBOOK.encode(), (runbook or RUNBOOK).encode())
+        return content.replace(GRAFANA.encode(), (grafana or GRAFANA).rstrip("/").encode())
+    if name == "README.md":
+        # The pages stay in the package, where no link from this directory leads.
+        return PAGE.sub(PAGE_BY_NAME, content.decode()).encode()
+    return content
+
+
+class _Files:
+    """Files of an export. Their digests show at the next one which were edited meanwhile."""
+
+    def __init__(self, target: Path) -> None:
+        self.exported = Exported([], [])
+        self._target = target
+        self._digests: dict[str, str] = {}
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            lines = (target / DIGESTS).read_text(encoding="utf-8").splitlines()
+            self._digests = {line[66:]: line[:64] for line in lines}
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file, unless it was edited."""
+        name, copy = path.as_posix(), self._target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        there = copy.read_bytes() if copy.exists() else content
+        if there != content and _digest(there) != self._digests.get(name):
+            self.exported.kept.append(path)
+            return
+        copy.write_bytes(content)
+        self._digests[name] = _digest(content)
+        self.exported.written.append(copy)
+
+    def save_digests(self) -> None:
+        """Write the digests, which `sha256sum -c` reads."""
+        lines = (f"{digest}  {name}\n" for name, digest in sorted(self._digests.items()))
+        (self._target / DIGESTS).write_text("".join(lines), encoding="utf-8")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _files_below(path: Path) -> list[Path]:
@@ -119,8 +170,8 @@ data:
 """
 
 
-def write_objects(directory: Path) -> list[Path]:
-    """Write objects made of the rules and dashboards in `directory`; return their paths."""
+def _objects(directory: Path) -> dict[str, str]:
+    """Return objects made of the rules and dashboards in `directory`, by file name."""
     rules = {
         "otel-limits": directory / "prometheus/rules.yaml",
         # Apart, as a deployment replaces its numbers.
@@ -128,16 +179,11 @@ def write_objects(directory: Path) -> list[Path]:
     }
     # Sorted, so that the same files come out in the same order everywhere.
     boards = sorted((directory / "grafana/dashboards").glob("*.json"))
-    written = {
+    made = {
         "prometheusrules.yaml": [_rule(name, path) for name, path in rules.items()],
         "dashboards.yaml": [_dashboard(path) for path in boards],
     }
-    paths = []
-    for name, objects in written.items():
-        path = directory / "kubernetes" / name
-        path.write_text("---\n".join(objects), encoding="utf-8")
-        paths.append(path)
-    return paths
+    return {name: "---\n".join(objects) for name, objects in made.items()}
 
 
 def _rule(name: str, path: Path) -> str:

@@ -246,8 +246,9 @@ def test_export_writes_everything_but_the_code(
     code = {"types", "templates"}
     left_out = {p for p in here if p.suffix in {".py", ".pyc"} or code & set(p.parts)}
     made = {Path("kubernetes/dashboards.yaml"), Path("kubernetes/prometheusrules.yaml")}
-    assert written == (here - left_out) | made
+    assert written == (here - left_out) | made | {Path(exported_files.DIGESTS)}
     output = capsys.readouterr().out
+    written -= {Path(exported_files.DIGESTS)}
     assert f"Wrote {len(written)} files to {tmp_path}." in output
     assert (
         "Alerts link to dashboards/README.md and http://localhost:3000; "
@@ -255,6 +256,25 @@ def test_export_writes_everything_but_the_code(
     )
     for path in written - made - {Path("README.md")}:
         assert (tmp_path / path).read_bytes() == (DASHBOARDS / path).read_bytes()
+
+
+def test_export_replaces_no_edited_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a former version, e.g. of the package or with another runbook, all others are replaced."""
+    runbook = "https://wiki.example/otel-limits"
+    for words in ([], ["--runbook", runbook]):
+        assert main(["dashboards", "export", str(tmp_path), *words]) == 0
+        assert "Kept" not in capsys.readouterr().out
+    edited = tmp_path / "prometheus/thresholds.yaml"
+    edited.write_text(edited.read_text(encoding="utf-8") + "# mine\n", encoding="utf-8")
+    for _ in range(2):
+        assert main(["dashboards", "export", str(tmp_path)]) == 0
+        assert (
+            "Kept 1 edited file: prometheus/thresholds.yaml. "
+            "To get the new version, move it away and export again."
+        ) in capsys.readouterr().out
+        assert edited.read_text(encoding="utf-8").endswith("# mine\n")
+    assert runbook not in (tmp_path / exported_files.YAML[0]).read_text(encoding="utf-8")
+    assert "# mine" in (tmp_path / "kubernetes/prometheusrules.yaml").read_text(encoding="utf-8")
 
 
 def test_links_of_exported_readme_exist(tmp_path: Path) -> None:
