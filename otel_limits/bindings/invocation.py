@@ -189,7 +189,6 @@ class InvocationInProgress(Admission):
             given: The user's input, of which only a hash is kept.
             state: Further fields of the binding's own class.
         """
-        has_own_span = span is not None
         if span is None:
             span = start_agent_span(agent, session_id) or trace.INVALID_SPAN
         context = span.get_span_context()
@@ -201,7 +200,6 @@ class InvocationInProgress(Admission):
             context.span_id,
             sampled=context.trace_flags.sampled,
             model=model,
-            traced=has_own_span or context.is_valid,
             session_id=session_id,
             conversation=conversation_of(
                 policy, attributes, session_id if conversation is None else conversation

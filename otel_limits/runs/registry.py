@@ -125,7 +125,6 @@ class RunRegistry(Services):
         sampled: bool = False,
         model: str | None = None,
         direct: bool = False,
-        traced: bool = True,
         session_id: str | None = None,
         conversation: str = "",
         attributes: Mapping[str, str] | None = None,
@@ -137,9 +136,8 @@ class RunRegistry(Services):
     ) -> Run:
         """Register an invocation. IDs are 0 if it has no span.
 
-        A direct one, or one that is not traced, is never unsampled: it has no span that could be
-        missing. One that answers interrupts continues the task of the invocation that has ended
-        with them.
+        A direct one is never unsampled: it has no span that could be missing. One that answers
+        interrupts continues the task of the invocation that has ended with them.
 
         Args:
             agent: The name of the agent.
@@ -149,7 +147,6 @@ class RunRegistry(Services):
             sampled: That span will be exported.
             model: The ID of its model.
             direct: It is a request without an agent loop.
-            traced: It has a span.
             session_id: Its session.
             conversation: The ID of its conversation, of any length; empty if it has none.
                 Ignored within an invocation that has one.
@@ -162,7 +159,7 @@ class RunRegistry(Services):
         """
         # The processor has seen the span start, or never will: it is called before this.
         self.has_started = True
-        unsampled = traced and not direct and not self.spans.claim(span_id)
+        unsampled = not direct and not self.spans.claim(span_id)
         answers = tuple(answers)
         parent, before = current(), self._interrupted(policy, answers)
         # Imported by name: tests of applications replace `uuid.uuid4` to get IDs in sequence.

@@ -15,8 +15,13 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from unittest import mock
 
-from opentelemetry.trace import StatusCode
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import NoOpTracerProvider, StatusCode
+from strands.telemetry import tracer as strands_tracer
 
 from otel_limits import (
     Halt,
@@ -24,6 +29,7 @@ from otel_limits import (
     Limits,
     MaxTurnsReachedException,
     ModelCall,
+    Started,
     Stop,
     kill,
     stop_of,
@@ -965,6 +971,20 @@ def span_of_a_side_call(subject: Subject) -> None:
     expect({"shown": len(made["chat"])}, shown=3)
 
 
+def spans_that_are_not_recorded(subject: Subject) -> None:
+    """The invocation counts as unsampled, whether the spans are dropped or never made."""
+    for provider in (NoOpTracerProvider(), TracerProvider(sampler=ALWAYS_OFF)):
+        with (
+            mock.patch.object(trace, "_TRACER_PROVIDER", provider),
+            mock.patch.object(strands_tracer, "_tracer_instance", None),
+            recording(limits=TURNS) as events,
+        ):
+            model = subject.model([says("done")])
+            subject.call(subject.agent(model))
+        started = [each.unsampled for each in events if isinstance(each, Started)]
+        expect({"unsampled": started}, unsampled=[True])
+
+
 def spans_of(call: Callable[[], object]) -> Mapping[str, list[Any]]:
     """Return the spans of a call by their operation, also of one that raises."""
     memory = exporter()
@@ -1030,5 +1050,6 @@ ROWS: Final[Mapping[str, Row]] = {
     "spans after wrap_up": spans("wrap_up", None),
     "spans after raise": spans("raise", "MaxTurnsReachedException"),
     "span of a side call": span_of_a_side_call,
+    "spans that are not recorded": spans_that_are_not_recorded,
 }
 """Rows that every framework has."""
