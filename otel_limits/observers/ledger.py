@@ -58,7 +58,7 @@ class LedgerObserver(BaseObserver):
 
     @property
     def writer(self) -> Writer:
-        """The writer, created at the first event: many programs import a framework in vain."""
+        """The writer, created at the first call: many programs import a framework in vain."""
         with self._lock:
             if self._writer is None:
                 self._writer = self._make_writer()
@@ -71,6 +71,10 @@ class LedgerObserver(BaseObserver):
         from otel_limits.ledger.writer import Writer
 
         return Writer(Database(self.address), SpillFiles(self.address), self._retention)
+
+    def import_packages(self) -> None:
+        """Import what the first event needs, and open nothing yet."""
+        _ = self.writer
 
     def after_fork(self) -> None:
         """Reset: the parent's invocations continue in the parent."""

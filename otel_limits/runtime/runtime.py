@@ -496,16 +496,17 @@ class Runtime:
             carry_context_into_threads()
 
     def _load_prices(self) -> None:
-        """Load the price list, once.
+        """Load the price list and import the ledger, once.
 
-        Not earlier, because this process may be in the middle of an import. The package is imported
-        while other threads wait before they call an agent: a vendor's client looks into
-        `sys.modules` for the package's HTTP client, and fails if that is only partly imported.
+        Not earlier, because this process may be in the middle of an import, and not later, as the
+        time of the first invocation begins then. The packages are imported while other threads wait
+        before they call an agent: a vendor's client looks into `sys.modules` for the HTTP client of
+        the price list, and fails if that is only partly imported.
         """
         with self._lock:
             if self._loads_prices:
                 self._loads_prices = False
-                self._wiring.import_prices()
+                self._wiring.import_packages()
                 threading.Thread(target=self._wiring.load_prices, daemon=True).start()
 
     def _provide(self) -> None:

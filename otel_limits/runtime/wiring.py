@@ -5,6 +5,7 @@ A new observer is one line in `OBSERVERS`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
@@ -388,9 +389,12 @@ class Wiring:
         self._document = document
         self._runs.prices = self._prices_of(document)
 
-    def import_prices(self) -> None:
-        """Import the package of the price list in this thread."""
+    def import_packages(self) -> None:
+        """Import in this thread what the first call needs, of the price list and the ledger."""
         self._prices_of(self._document).import_package()
+        if (ledger := self.opened("ledger")) is not None:
+            with contextlib.suppress(Exception):  # its first event reports it
+                ledger.import_packages()
 
     def load_prices(self) -> None:
         """Load the price list before the first model call needs it."""

@@ -8,7 +8,9 @@ import sqlite3
 import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_limits import disable, enable
+import pytest
+
+from otel_limits import Limits, disable, enable
 from otel_limits.cli import main
 from otel_limits.ledger import files
 from otel_limits.ledger.database import Database
@@ -21,8 +23,8 @@ from tests.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import pytest
-
+    from otel_limits.ledger.writer import Writer
+    from otel_limits.testing import FakeTime
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
 
@@ -55,6 +57,22 @@ def test_an_agent_waits_fifteen_milliseconds(
     monkeypatch.setattr(threading.Condition, "wait", noted)
     waits(tmp_path, "locked", 1)
     assert max(asked) == 0.015
+
+
+@pytest.mark.usefixtures("ledger")
+def test_start_of_the_ledger_is_not_time_of_the_agent(
+    make_agent: MakeAgent, fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first agent call imports the database, before its invocation begins."""
+    make = LedgerObserver._make_writer
+
+    def slow(observer: LedgerObserver) -> Writer:
+        fake_time.advance(60)
+        return make(observer)
+
+    monkeypatch.setattr(LedgerObserver, "_make_writer", slow)
+    enable(Limits(max_duration_seconds=30))
+    assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
 
 
 def test_a_database_that_is_back_has_every_row_soon(
