@@ -23,6 +23,7 @@ from otel_limits.bindings.langchain.chat_readers import (
     is_blocked,
     is_cached,
     messages_in,
+    model_in,
     nudged,
     usage_of,
     with_note,
@@ -36,6 +37,7 @@ from otel_limits.bindings.langchain.graph_questions import ask, unanswered
 from otel_limits.bindings.langchain.halt_marks import mark
 from otel_limits.bindings.model_call import (
     IDS,
+    UNKNOWN_MODEL,
     ModelCallInProgress,
     enclosing_request,
     follow,
@@ -287,6 +289,8 @@ class ChatRequest(ModelCallInProgress):
             call.is_unbilled = call.is_unbilled and all(map(is_blocked, others))
 
     def _note(self, call: InFlightCall, message: Any, output: Mapping[str, Any] | None) -> None:
+        if call.model == UNKNOWN_MODEL:
+            call.model = model_in(self.chunks or [message], output)
         usage = usage_of(message, output, call, self.chunks)
         call.is_unbilled = is_blocked(message)
         if is_cached(message):

@@ -13,6 +13,7 @@ from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, Too
 from langchain_core.tools import BaseTool
 
 from otel_limits.bindings.langchain.langchain_probe import usage_in_part
+from otel_limits.bindings.model_call import UNKNOWN_MODEL
 from otel_limits.bindings.request_settings import (
     CACHE_CONTROL,
     PricedRequest,
@@ -63,6 +64,10 @@ AZURE: Final = "Azure"
 MODEL_IDS: Final = ("model", "model_name", "model_id", "deployment_name", "azure_deployment")
 """Attributes with the model's ID. There is no common one."""
 
+ANSWERING_MODELS: Final = ("model_name", "model")
+"""Keys of the model in `response_metadata`. The first is that of `UsageMetadataCallbackHandler`
+(langchain-core 1.8.3, `callbacks/usage.py`), the second that of some vendors' clients."""
+
 MODEL_CLASSES: Final = 32
 """Number of model classes whose provider is cached."""
 
@@ -94,7 +99,22 @@ def model_id(model: Any) -> str:
         if isinstance(value, str) and value:
             # Google's client accepts both spellings of an ID.
             return value.removeprefix("models/")
-    return "unknown"
+    return UNKNOWN_MODEL
+
+
+def model_in(messages: Sequence[Any], output: Mapping[str, Any] | None) -> str:
+    """Return the model that a response names, or `unknown`.
+
+    Args:
+        messages: The response, or its parts: LangChain joins the names in parts.
+        output: `LLMResult.llm_output`, where models without messages put it.
+    """
+    metadata = [getattr(each, "response_metadata", None) or {} for each in messages]
+    for held in (*metadata, output or {}):
+        for name in ANSWERING_MODELS:
+            if isinstance(value := held.get(name), str) and value:
+                return value.removeprefix("models/")
+    return UNKNOWN_MODEL
 
 
 # Pydantic's models are slow to raise AttributeError.
@@ -333,7 +353,7 @@ def call_to(
         call.terms = terms_of(model, messages, options)
     except Exception as error:  # noqa: BLE001  the graph must not feel it
         report_suppressed("binding", error)
-        return InFlightCall("unknown")
+        return InFlightCall(UNKNOWN_MODEL)
     return call
 
 

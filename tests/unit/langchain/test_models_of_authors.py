@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.language_models.llms import LLM
-from langchain_core.messages import AIMessage
-from langchain_core.outputs import ChatGeneration, ChatResult
+from langchain_core.messages import AIMessage, AIMessageChunk
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import ModelCall, enable
@@ -17,6 +19,7 @@ from tests.langchain import graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from otel_limits import Event
 
@@ -104,6 +107,51 @@ def test_node_that_calls_a_model_is_halted(way: str, events: list[Event]) -> Non
     assert graphs.halt_of(state).reason == "max_model_calls"
     assert len(model.calls) == 3
     assert [each.kind for each in events if isinstance(each, ModelCall)] == ["estimated"] * 3
+
+
+USED: Final = UsageMetadata(input_tokens=10, output_tokens=20, total_tokens=30)
+
+
+class Naming(BaseChatModel):
+    """A model that only its answers name, when streamed in each part."""
+
+    @property
+    def _llm_type(self) -> str:
+        return "naming"
+
+    def _generate(self, *_: Any, **__: Any) -> ChatResult:
+        message = AIMessage("more", response_metadata={"model_name": "own-1"}, usage_metadata=USED)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        for usage in (None, USED):
+            message = AIMessageChunk("more", response_metadata={"model": "own-1"})
+            message.usage_metadata = usage
+            yield ChatGenerationChunk(message=message)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+def test_model_that_only_its_answer_names_has_a_price(
+    way: str, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model of the answer is the one that was used."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("models: {own-1: {price: {input: 1000, output: 1000}}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(max_cost_usd=1, observers=[events.append])
+    model = Naming()
+
+    def node(_: Any) -> dict[str, Any]:
+        answered = model.invoke("go") if way == "invoke" else list(model.stream("go"))
+        assert answered
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.compile(name="boss").invoke({"messages": []})
+    (call,) = [each for each in events if isinstance(each, ModelCall)]
+    assert (call.model, call.price) == ("own-1", Decimal("0.03"))
 
 
 def test_two_prompts_are_two_calls(events: list[Event]) -> None:
