@@ -106,6 +106,8 @@ class Started:
     """Where each cap is set, by its name; for one tool as `max_calls_per_tool.search`."""
     unpriced: str | None = None
     """Behavior for calls without a price, `warn` or `halt`; `None` without a limit in USD."""
+    tools: frozenset[str] = frozenset()
+    """The names and globs of tools that its limits name."""
     note: str = ""
     """A sentence about what the framework does not support for this invocation."""
 
@@ -462,8 +464,6 @@ class PolicyRead:
     """True if the user of this process, and so a tool of its agents, can change the file."""
     agents: tuple[str, ...] = ()
     """The names and globs of agents in the version in effect."""
-    tools: tuple[str, ...] = ()
-    """The names and globs of tools in the version in effect, except those with caps."""
     reloaded: bool = False
     """True if this process used a version before, which `loosened` compares with."""
     digest: str = ""

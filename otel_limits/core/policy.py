@@ -358,6 +358,13 @@ class Policy:
         glob = best_match((*self.exempt_tools, *self.watched_tools), tool)
         return glob in self.exempt_tools
 
+    @property
+    def named_tools(self) -> frozenset[str]:
+        """The names and globs of tools that it has a rule for."""
+        caps = (cap for _, cap in self.limits.items() if isinstance(cap, Mapping))
+        by_tool = (tools for tools, _, _ in self._by_tool().values())
+        return frozenset().union(*caps, *by_tool)
+
     def refuses_only(self, tool: str) -> bool:
         """Return whether a cap of `tool` refuses its calls and does not halt the agent."""
         return self._action_of(tool) == "refuse"

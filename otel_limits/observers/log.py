@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import (
@@ -241,7 +240,6 @@ class FirstCalls(BaseObserver):
         # A tool of an agent could change its limits.
         self._policy = "policy=changeable, " if event.changeable else ""
         self._entries = event.agents
-        self._limited_tools.update(event.tools)
 
     def _tool_called(self, event: ToolCall) -> None:
         """Log the first call of a tool whose limit may have been given to a misspelled name."""
@@ -256,8 +254,7 @@ class FirstCalls(BaseObserver):
     def _started(self, event: Started) -> None:
         agent = event.invocation.agent
         if len(self._limited_tools) < MOST_TOOLS:
-            by_tool = (cap for _, cap in event.limits.items() if isinstance(cap, Mapping))
-            self._limited_tools.update(*by_tool)
+            self._limited_tools.update(event.tools)
         caps = [f"{name}={cap}" for name, cap in _caps(event)] + ["quotas"] * event.has_quotas
         if caps:
             if self._is_first():

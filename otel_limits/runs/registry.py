@@ -388,6 +388,7 @@ class RunRegistry(Services):
                 configured_action=run.policy.action,
                 origins=origins,
                 unpriced=run.unpriced if run.has_usd_limit else None,
+                tools=run.policy.named_tools,
                 note=note,
             )
         )

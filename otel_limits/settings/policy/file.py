@@ -144,7 +144,6 @@ class PolicyFile:
                 loosened=looser or (),
                 changeable=changeable,
                 agents=tuple(self.document.agents),
-                tools=tuple(self.document.tools),
                 reloaded=looser is not None,
                 digest=self.version.digest,
                 owner=self.version.owner,

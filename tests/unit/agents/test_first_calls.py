@@ -145,12 +145,13 @@ def test_a_misspelled_agent_of_the_policy_file_is_named(
 
 
 @pytest.mark.parametrize(
-    "policy",
+    ("policy", "exempt"),
     [
-        "defaults: {limits: {max_calls_per_tool: {serach: 2, fetch: 1}}}",
-        "{tools: {serach: {exempt: true}, fetch: {action: refuse}}}",
+        ("defaults: {limits: {max_calls_per_tool: {serach: 2, fetch: 1}}}", ""),
+        ("{tools: {serach: {exempt: true}, fetch: {action: refuse}}}", ""),
+        ("{}", "serach,fetch"),
     ],
-    ids=["cap", "section"],
+    ids=["cap", "section", "variable"],
 )
 def test_a_misspelled_tool_of_a_limit_is_named(
     make_agent: MakeAgent,
@@ -158,11 +159,13 @@ def test_a_misspelled_tool_of_a_limit_is_named(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     policy: str,
+    exempt: str,
 ) -> None:
     """At the first call of the tool that may be meant; a tool that exists is no mistake."""
     file = tmp_path / "policy.yaml"
     file.write_text(policy, encoding="utf-8")
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(file))
+    monkeypatch.setenv("OTEL_LIMITS_EXEMPT_TOOLS", exempt)
     enable(Limits(max_turns=3))
     tools = [
         tool(name=name, description=name)(lambda: "no") for name in ("search", "fetch", "fetc")
