@@ -32,7 +32,8 @@ from otel_limits.ledger.duplicate_calls import recorded_elsewhere
 from otel_limits.ledger.otlp import (
     AGENT_SPANS,
     SESSIONS,
-    TOOL_NAME,
+    TOOL_NAMES,
+    TOOL_SPAN,
     TOOL_STATUS,
     Span,
     SpanKey,
@@ -71,7 +72,7 @@ from otel_limits.runs.conversations import conversation_hash
 from otel_limits.usage.normaliser import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from otel_limits.core.price_lookup import Prices
     from otel_limits.core.wording import ProgressBar
@@ -284,6 +285,8 @@ def _rows(
         row = {"trace_id": trace_id, "span_id": span_id, "invocation_id": each.invocation_id}
         yield SUPERSEDED, row
     yield from _rows_of_agents(traces, recorded, keys)
+    loose = {s.trace_id for s, _, around in shown if not around and s.key not in recorded}
+    yield from _rows_of_tools(traces, recorded, loose)
     # The agent itself is the invocation of its total.
     shown += [(span, call, [span, *_agents_above(span, traces)]) for span, call in settled.totals]
     # In order, as each portion adds up the invocations of its calls.
@@ -304,16 +307,26 @@ def _rows(
 def _rows_of_agents(
     traces: Traces, recorded: set[SpanKey], keys: Sequence[str]
 ) -> Iterator[tuple[str, Row]]:
-    """Iterate over invocations and tool calls."""
+    """Iterate over invocations."""
     for span in traces.spans.values():
         if span.is_agent and span.key not in recorded:
             yield INVOCATIONS, _invocation_row(span, _agents_above(span, traces))
             chosen = {key: str(span.attributes[key]) for key in keys if key in span.attributes}
             yield from ((ATTRIBUTES, row) for row in attribute_rows(_id(span), chosen))
-        elif span.is_tool:
-            around = _agents_above(span, traces)
-            if not around or around[0].key not in recorded:
-                yield TOOL_CALLS, _tool_row(span, around)
+
+
+def _rows_of_tools(
+    traces: Traces, recorded: set[SpanKey], loose: Collection[str]
+) -> Iterator[tuple[str, Row]]:
+    """Iterate over tool calls of agents, and of traces that have model calls without an agent.
+
+    Other tool calls without an agent may be a server's part of a call that an agent's trace has.
+    """
+    for span in traces.tools():
+        around = _agents_above(span, traces)
+        is_known = around[0].key in recorded if around else span.trace_id not in loose
+        if not is_known:
+            yield TOOL_CALLS, _tool_row(span, around)
 
 
 def _agents_above(span: Span, traces: Traces) -> list[Span]:
@@ -463,6 +476,10 @@ def _call_row(span: Span, call: ShownCall, around: Sequence[Span], prices: Price
     }
 
 
+def _tool_name(span: Span) -> str:
+    return str(span.first(TOOL_NAMES) or span.name.removeprefix(TOOL_SPAN) or "unknown")
+
+
 def _tool_row(span: Span, around: Sequence[Span]) -> Row:
     status = span.attributes.get(TOOL_STATUS)
     failed = span.is_error or status not in (None, "success")
@@ -470,7 +487,7 @@ def _tool_row(span: Span, around: Sequence[Span]) -> Row:
         **_owner(span, around),
         "at_us": span.end_us,
         "duration_us": span.end_us - span.start_us,
-        "tool": name(str(span.attributes.get(TOOL_NAME) or "unknown")),
+        "tool": name(_tool_name(span)),
         "status": "error" if failed else "success",
         "fingerprint": None,
         "turn": None,

@@ -33,7 +33,6 @@ from otel_limits.otel.kinds import (
     shown_call,
     stated_usage,
 )
-from otel_limits.otel.semconv import OPERATION
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -209,10 +208,13 @@ AGENT_SPANS: Final = tuple({prefix for names in span_names() for prefix in names
 LIFETIME_SUMS: Final = ("strands-agents",)
 """Providers in spans of frameworks that write the sums of an agent's whole life, as collectors may
 drop the scope."""
-EXECUTE_TOOL: Final = "execute_tool"
-"""An operation of the conventions."""
+TOOL_SPAN: Final = "execute_tool "
+"""The beginning of the name of a tool's span: https://opentelemetry.io/docs/specs/semconv/gen-ai/,
+read in November 2026."""
 
-TOOL_NAME: Final = "gen_ai.tool.name"
+TOOL_NAMES: Final = ("gen_ai.tool.name", "tool.name", "traceloop.entity.name")
+"""Of the conventions, of OpenInference and of OpenLLMetry."""
+TOOL_CALL_ID: Final = "gen_ai.tool.call.id"
 TOOL_STATUS: Final = "gen_ai.tool.status"
 SESSIONS: Final = ("session.id", "gen_ai.conversation.id")
 CHOICE_EVENT: Final = "gen_ai.choice"
@@ -221,7 +223,8 @@ FINISH_REASON: Final = "finish_reason"
 KEPT: Final = frozenset(
     {
         *AGENT_NAMES,
-        TOOL_NAME,
+        *TOOL_NAMES,
+        TOOL_CALL_ID,
         TOOL_STATUS,
         *SESSIONS,
         semconv.TASK_ID,
@@ -256,7 +259,7 @@ class Span:
     finish_reason: str | None
     kind: OperationKind
     is_tool: bool
-    """Whether it is a tool call of an agent."""
+    """Whether it shows a tool call."""
     call: ShownCall | None
     """The request to a provider that it shows, by any instrumentation."""
     total: ShownCall | None
@@ -398,8 +401,7 @@ def _span(span: Mapping[str, Any], wanted: frozenset[str], scope: str) -> Span:
         attributes={key: each for key, each in attributes.items() if key in wanted},
         finish_reason=_finish_reason(events),
         kind=kind,
-        # Only by the framework: other instrumentations may show a tool call again.
-        is_tool=scope in SCOPES and attributes.get(OPERATION) == EXECUTE_TOOL,
+        is_tool=kind == "tool",
         # Texts are read here only, and only as numbers; nothing of them is kept.
         call=shown_call(attributes, scope, events, is_error=is_error) if is_call else None,
         total=shown_call(attributes, scope, (), is_error=is_error) if is_total else None,

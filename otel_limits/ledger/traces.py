@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
-from otel_limits.ledger.otlp import Span, SpanKey, read_spans
+from otel_limits.ledger.otlp import TOOL_CALL_ID, Span, SpanKey, read_spans
 from otel_limits.ledger.rows import portions
 from otel_limits.ledger.schema import (
     CALLS,
@@ -136,6 +136,37 @@ class Traces:
             if not _is_in_another_trace(span, call, elsewhere):
                 yield span, call, [each for each in self.above(span) if each.is_agent]
 
+    def tools(self) -> Iterator[Span]:
+        """Iterate over every tool call, once.
+
+        A tool within another one is a part of it, or shows it again, unless an agent between them
+        calls it.
+        """
+        shown: defaultdict[tuple[Any, ...], list[Span]] = defaultdict(list)
+        for span in self.spans.values():
+            if span.is_tool:
+                callers = (each for each in self.above(span) if each.is_agent or each.is_tool)
+                caller = next(callers, None)
+                is_outer = caller is None or caller.is_agent
+                if is_outer and _is_first_of_tool(span, shown):
+                    yield span
+
+
+def _is_first_of_tool(span: Span, shown: dict[tuple[Any, ...], list[Span]]) -> bool:
+    """Return whether no other instrumentation has shown a tool call, and add it to `shown`."""
+    identity = span.attributes.get(TOOL_CALL_ID)
+    if identity is None:
+        return True
+    # Some servers repeat IDs, so the times decide, too.
+    others = shown[span.trace_id, identity]
+    is_again = any(each.scope != span.scope and _overlap(each, span) for each in others)
+    others.append(span)
+    return not is_again
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.start_us <= other.end_us and other.start_us <= one.end_us
+
 
 def _widened(span: Span, known: Span | None) -> Span:
     """Return a span with the time of an earlier part: each call of a session shows the session."""
@@ -170,12 +201,7 @@ def _is_in_another_trace(
         return False
     others = shown.setdefault((call.response_id, call.model, call.tokens), [])
     others.append(span)
-    return any(
-        each.trace_id != span.trace_id
-        and each.start_us <= span.end_us
-        and span.start_us <= each.end_us
-        for each in others
-    )
+    return any(each.trace_id != span.trace_id and _overlap(each, span) for each in others)
 
 
 # --- rows of these traces in a ledger -------------------------------------------------------------

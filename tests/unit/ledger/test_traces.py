@@ -9,10 +9,10 @@ import json
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from opentelemetry import trace
@@ -615,6 +615,58 @@ def test_uncounted_tokens_are_kept_like_other_rows(
     assert main([*against, str(ledger.path), "--format", "json"]) == 1
     days = json.loads(capsys.readouterr().out)["closed_days"]
     assert ("uncounted", "missing") in [(each["table"], each["difference"]) for each in days]
+
+
+# --- tool calls -----------------------------------------------------------------------------------
+
+E: Final = "00000000000000ee"
+CONVENTIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    "OpenTelemetry": {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search"},
+    "OpenInference": {"openinference.span.kind": "TOOL", "tool.name": "search"},
+    "OpenLLMetry": {"traceloop.span.kind": "tool", "traceloop.entity.name": "search"},
+    "a name only": {"gen_ai.operation.name": "execute_tool"},
+}
+
+
+def used(
+    identity: str, parent: str, scope: str = "acme", kind: str = "OpenTelemetry", **found: Any
+) -> dict[str, Any]:
+    """The span of a tool call."""
+    told = {**CONVENTIONS[kind], **found}
+    return span("execute_tool search", identity, parent, at=(4, 5), scope=scope, **told)
+
+
+WITH_ID: Final = {"gen_ai.tool.call.id": "call-1"}
+TOOLS: Final[Mapping[str, tuple[Lines, int]]] = {
+    **{kind: ([agent(A), call(C, A), used(D, A, kind=kind)], 1) for kind in CONVENTIONS},
+    "two": ([agent(A), call(C, A), used(D, A), used(E, A)], 2),
+    "two of one ID, whose server repeats it": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, **WITH_ID)],
+        2,
+    ),
+    "one of two instrumentations": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", **WITH_ID)],
+        1,
+    ),
+    "one within another": ([agent(A), call(C, A), used(D, A), used(E, D, "mcp")], 1),
+    "one of an agent within another": (
+        [agent(A), call(C, A), used(D, A), agent(B, D, at=(4, 5)), used(E, B)],
+        2,
+    ),
+    "of a trace without its agent": ([call(C, A), used(D, A)], 1),
+    "of a server": ([agent(A), call(C, A), used(D, STEP)], 0),
+}
+
+
+def test_tool_calls_are_imported_once(ledger: LedgerFile, tmp_path: Path) -> None:
+    """Whichever instrumentation shows them; the ledger stays consistent."""
+    for name, (lines, number) in TOOLS.items():
+        ledger.path.unlink(missing_ok=True)
+        imported(tmp_path, lines, lines)
+        found = [each["tool"] for each in ledger.tools()]
+        assert (name, found) == (name, ["search"] * number)
+        assert sum(each["tool_calls"] for each in ledger.invocations()) == number
+        assert main(["audit", "verify"]) == 0
 
 
 # --- attributes that are not understood -----------------------------------------------------------
