@@ -14,7 +14,7 @@ from opentelemetry.instrumentation.environment_variables import (
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor
 
 from otel_limits.bindings.known import OURS
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.otel.provider import keep_replaceable
 from otel_limits.runtime.enable import disable, enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
@@ -63,7 +63,7 @@ def environment_provider() -> trace.TracerProvider:
     except Exception as error:
         logger.error(  # noqa: TRY400  the traceback is logged at DEBUG only
             "otel-limits: cannot create a tracer provider (%s); limits are still enforced.",
-            redact_url(repr(error)),
+            redact_value(repr(error)),
             exc_info=logger.isEnabledFor(logging.DEBUG),
         )
         return trace.NoOpTracerProvider()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import written
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.core.wording import closest_match
 from otel_limits.ledger.calendar import PERIODS
 from otel_limits.ledger.options import KEY_PREFIX, OWN_NAMES, Condition
@@ -190,8 +191,8 @@ class AuditQuery:
         sentences = []
         for each in known_values.missing(self.connection, self.selection):
             near = closest_match(each.value, known_values.some(self.connection, each.name))
-            hint = "" if near is None else f"; the closest is {near!r}"
-            sentences.append(f"The ledger has no {each.name} {each.value!r}{hint}. ")
+            hint = "" if near is None else f"; the closest is {quote_value(near)}"
+            sentences.append(f"The ledger has no {each.name} {quote_value(each.value)}{hint}. ")
         return "".join(sentences)
 
     def require_known(self, by: Iterable[str] = ()) -> None:
@@ -214,6 +215,6 @@ class AuditQuery:
             near = closest_match(unknown[0], known)
             hint = f"Did you mean {near}? " if near else ""
             raise LedgerError(
-                f"The ledger has no property {unknown[0]}. {hint}Available: "
+                f"The ledger has no property {redact_value(unknown[0])}. {hint}Available: "
                 f"{', '.join(known)}; record more with OTEL_LIMITS_AUDIT_KEYS."
             )

@@ -17,7 +17,7 @@ from otel_limits.cli.doctor.finding import Context, as_sentences, exit_status
 from otel_limits.cli.run_command import add_settings, given_options
 from otel_limits.cli.terminal import console, in_columns
 from otel_limits.core.catalogue import list_in_use
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.values import duration_text
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.stores import is_shared
@@ -99,7 +99,9 @@ def rows_of(context: Context, *, show_all: bool) -> tuple[list[tuple[str, str, s
     # What happens at a limit is of interest even if it is the default.
     rows = [
         (
-            variable if (variable := variable_of(row.name)) in VARIABLES else row.name,
+            variable
+            if (variable := variable_of(row.name)) in VARIABLES
+            else redact_value(row.name),
             shown(row.value or "none" if row.name == "metrics" else row.value)
             + (IN_MEMORY if row.name.startswith("quotas[") and not has_store else ""),
             row.source,
@@ -126,13 +128,13 @@ def shown(value: object) -> str:
     if isinstance(value, Collection) and not isinstance(value, str):
         value = ",".join(sorted(str(each) for each in value))
     text = duration_text(value) if isinstance(value, timedelta) else str(value)
-    return "unset" if value in (None, "") else redact_url(text)
+    return "unset" if value in (None, "") else redact_value(text)
 
 
 def _item(name: str, value: object) -> str:
     """Format a value with its name; numbers are not secret, also in `max_token_budget`."""
     text = f"{name}={_as_written(value)}"
-    return text if isinstance(value, int | float | Decimal) else redact_url(text)
+    return text if isinstance(value, int | float | Decimal) else redact_value(text)
 
 
 def _as_written(value: object) -> str:

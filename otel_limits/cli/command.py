@@ -20,7 +20,7 @@ from argparse import (
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
-from otel_limits.core.secrets import redact_text, redact_url
+from otel_limits.core.secrets import quote_value, redact_text, redact_url
 from otel_limits.core.wording import closest_match
 
 # --- Example command lines, shown in the help of commands without their own -----------------------
@@ -127,8 +127,8 @@ class Parser(ArgumentParser):
             if is_switch and (equals or self._is_value(following)):
                 on, off = action.option_strings
                 self.error(
-                    f"{name} takes no value, got '{value or following}'. Write {on} to switch it "
-                    f"on, {off} to switch it off, and -- before a program of that name"
+                    f"{name} takes no value, got {quote_value(value or following)}. Write {on} to "
+                    f"switch it on, {off} to switch it off, and -- before a program of that name"
                 )
             at += 1 if is_switch or equals or action.nargs == 0 else 2
 
@@ -246,7 +246,7 @@ def file_name(text: str) -> str:
         ArgumentTypeError: It is a URL.
     """
     if re.match(r"[\w.+-]+://", text) or redact_url(text) != text:
-        raise ArgumentTypeError(f"{redact_url(text)!r} is a URL, not a file name")
+        raise ArgumentTypeError(f"{quote_value(text)} is a URL, not a file name")
     return text
 
 

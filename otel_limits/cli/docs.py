@@ -9,7 +9,7 @@ from typing import Any, Final
 import otel_limits.docs as pages
 from otel_limits.cli.command import add_command, refuse
 from otel_limits.cli.terminal import console
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.wording import suggestion
 
 HELP: Final = """\
@@ -39,7 +39,7 @@ def docs(options: Namespace) -> int:
         return 0
     if options.topic not in topics:
         hint = suggestion(options.topic, topics, f"Pages: {', '.join(topics)}.")
-        return refuse([f"No page named {redact_url(options.topic)!r}. {hint}"])
+        return refuse([f"No page named {quote_value(options.topic)}. {hint}"])
     markdown = pages.page(options.topic)
     if sys.stdout.isatty():
         from rich.markdown import Markdown

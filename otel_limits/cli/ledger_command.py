@@ -26,7 +26,7 @@ from otel_limits.cli.ledger_options import (
 )
 from otel_limits.cli.terminal import working
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_url
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.settings.policy.file import valid_document
@@ -434,14 +434,14 @@ def _day(text: str) -> date:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        raise ArgumentTypeError(f"must be like 2026-11-01, got {redact_url(text)!r}") from None
+        raise ArgumentTypeError(f"must be like 2026-11-01, got {quote_value(text)}") from None
 
 
 def _month(text: str) -> tuple[date, date]:
     try:
         begin = date.fromisoformat(f"{text}-01")
     except ValueError:
-        raise ArgumentTypeError(f"must be like 2026-10, got {redact_url(text)!r}") from None
+        raise ArgumentTypeError(f"must be like 2026-10, got {quote_value(text)}") from None
     return begin, date(begin.year + begin.month // 12, begin.month % 12 + 1, 1)
 
 

@@ -19,7 +19,7 @@ from otel_limits.cli.command import add_command, file_name, refuse
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.events import QuotaGrant
 from otel_limits.core.limits import CONVERSATION, CONVERSATION_PREFIX, SHARED_LIMITS
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.values import END, WHOLE_NUMBER
 from otel_limits.core.wording import pluralize, suggestion
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
@@ -270,7 +270,8 @@ def kill_named(pattern: str) -> str:
     store = fleet_store(NO_WAY_TO_AGENTS)
     if isinstance(store, SendsKills):
         received = store.kill(pattern)
-        sent = f"Sent kill for {pattern!r} to {pluralize(received, 'process', 'processes')}."
+        receivers = pluralize(received, "process", "processes")
+        sent = f"Sent kill for {quote_value(pattern)} to {receivers}."
         # The store answered, so most likely the namespace is another.
         return sent if received else f"{sent} {NO_SUBSCRIBERS}"
     raise ValueError("OTEL_LIMITS_QUOTA_STORE cannot send kills. Use a Redis or Valkey server.")
@@ -527,9 +528,11 @@ def conversation_in(store: SharedStore, text: str) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise ValueError(f"--conversation {text} is the beginning of several: {', '.join(found)}.")
+        raise ValueError(
+            f"--conversation {quote_value(text)} is the beginning of several: {', '.join(found)}."
+        )
     raise ValueError(
-        f"No conversation {redact_url(text)} in the store: it has made no call with a limit, has "
+        f"No conversation {quote_value(text)} in the store: it has made no call with a limit, has "
         "been idle for too long, or was reset."
     )
 
@@ -574,7 +577,7 @@ def named(store: SharedStore, known: list[Quota], options: Namespace) -> tuple[Q
     quota = quotas.get(options.name)
     if quota is None:
         hint = suggestion(options.name, quotas, f"Known quotas: {', '.join(quotas)}.")
-        raise ValueError(f"No quota named {redact_url(options.name)!r}. {hint}")
+        raise ValueError(f"No quota named {quote_value(options.name)}. {hint}")
     return quota, find_key(store, quota, options.key)
 
 
@@ -599,7 +602,7 @@ def end_of(store: SharedStore, text: str) -> float:
     """
     until = END.of_text("--until", text).timestamp()
     if until <= store.now():
-        raise ValueError(f"--until must be in the future, got {text}.")
+        raise ValueError(f"--until must be in the future, got {quote_value(text)}.")
     return until
 
 

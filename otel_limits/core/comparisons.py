@@ -56,7 +56,11 @@ def change(name: str, old: object, new: object, is_looser: IsLooser) -> Iterator
     """Yield a phrase about a value that is looser than an earlier one, or may be."""
     verdict = is_looser(old, new)
     if verdict is not False:
-        yield f"{name} {_shown(old)} -> {_shown(new)}" + ("" if verdict else NOT_COMPARABLE)
+        # Imported for a change only: most processes see none.
+        from otel_limits.core.secrets import redact_value
+
+        former, now = redact_value(_shown(old)), redact_value(_shown(new))
+        yield f"{redact_value(name)} {former} -> {now}" + ("" if verdict else NOT_COMPARABLE)
 
 
 def changes(old: object, new: object, comparisons: Mapping[str, IsLooser]) -> Iterator[str]:

@@ -7,7 +7,7 @@ import re
 from typing import Final, TypeAlias
 
 from otel_limits.core.labels import clean
-from otel_limits.core.secrets import redact_message, redact_url
+from otel_limits.core.secrets import quote_value, redact_message
 from otel_limits.core.values import CheckedKind, InvalidValueError
 from otel_limits.core.wording import compiled, suggestion
 
@@ -92,8 +92,9 @@ def _require_pattern(pattern: str) -> None:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
-        shown = redact_url(repr(pattern))
-        raise InvalidValueError(f"The pattern {shown} is invalid: {error}.") from None
+        raise InvalidValueError(
+            f"The pattern {quote_value(pattern)} is invalid: {error}."
+        ) from None
 
 
 TOOL_FAILURES: Final = CheckedKind[FailureRule](

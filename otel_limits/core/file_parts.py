@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import no_info_plain_validator_function
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
+from otel_limits.core.values import item_of
 from otel_limits.core.wording import suggestion
 
 if TYPE_CHECKING:
@@ -102,10 +103,10 @@ def _part_at(path: KeyPath, model: type[Part]) -> tuple[str, type[Part]]:
     for step in path:
         if isinstance(here, type) and issubclass(here, Part):
             part = here
-            key += f".{redact_url(str(step))}"
+            key += f".{redact_value(str(step))}"
             here = here.model_fields[step].annotation if step in here.model_fields else None
         else:
-            key += f"[{step}]" if isinstance(step, int) else f'["{step}"]'
+            key = f"{key}[{step}]" if isinstance(step, int) else item_of(key, step)
             here = get_args(here)[-1]
     return key.removeprefix("."), part
 
@@ -131,7 +132,10 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
             example = field.examples[0] if field and field.examples else {}
             inner = ", ".join(f"{key}: {_flow(value)}" for key, value in example.items())
             such = f", such as {inner}," if inner else ","
-            got = "an empty one" if error["type"] == "too_short" else written
+            # Another file, such as .env, may be full of secrets.
+            whole = {str: "text", list: "a list"} if not key else {}
+            got = whole.get(type(error["input"]), written)
+            got = "an empty one" if error["type"] == "too_short" else got
             return f"{key or 'The file'} must be a mapping{such} got {got}."
 
 

@@ -588,7 +588,12 @@ def require_limits(name: str, limits: object) -> Limits:
     """
     if isinstance(limits, Limits):
         return limits
-    raise ValueError(f"{name} must be Limits, such as Limits(max_turns=30), got {limits!r:.100}.")
+    # Imported for a mistake only, as in `values`.
+    from otel_limits.core.secrets import quote_value
+
+    raise ValueError(
+        f"{name} must be Limits, such as Limits(max_turns=30), got {quote_value(limits)}."
+    )
 
 
 def require_shared(shared: str, limits: object) -> Limits:

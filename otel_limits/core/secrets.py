@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
+import reprlib
 import string
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Final
+from typing import Any, Final
 from urllib.parse import quote, unquote, unquote_plus
 
 from otel_limits.core.wording import compiled
@@ -78,6 +79,9 @@ KEY: Final = (
 )
 """A key of a known vendor by its beginning, or a long word that mixes cases and digits."""
 
+ASSIGNMENT: Final = r"(?<![\w.-])([A-Z][A-Z\d_]{2,}=)[^\s,;]+"
+"""A line of an .env file. Its value may be a secret, whatever its name is."""
+
 SCHEME_OF_URL: Final = string.ascii_letters + string.digits + "+-."
 
 USER: Final = re.compile(r"[\w.+%-]*")
@@ -95,6 +99,13 @@ TELLING: Final = 4
 CUT: Final = 8
 """Characters at the beginning of a secret that are redacted without the rest, because servers cut
 long texts."""
+
+
+SHOWN: Final = 100
+"""Characters of a given value that are shown."""
+
+LONGEST: Final = 10_000
+"""Characters that are examined for secrets; the others are not shown."""
 
 
 def redact_url(text: str) -> str:
@@ -134,6 +145,19 @@ def redact_message(text: str) -> str:
     return compiled(KEY).sub(STARS, compiled(BEARER).sub(rf"\1\2{STARS}", text))
 
 
+def redact_value(text: str) -> str:
+    """Return a value that a user gave, such as that of a setting, without the secrets in it.
+
+    It can be anything by mistake: an address, a key, a header, or a line of an .env file.
+    """
+    return compiled(ASSIGNMENT).sub(rf"\1{STARS}", redact_message(redact_url(text)))
+
+
+def quote_value(value: object) -> str:
+    """Return a value that a user gave, for a message: in quotes, short, and without secrets."""
+    return QUOTER.repr(value)
+
+
 def redact_text(sentence: str, words: Iterable[str]) -> str:
     """Redact secrets in a third-party message that may quote the command line.
 
@@ -145,9 +169,9 @@ def redact_text(sentence: str, words: Iterable[str]) -> str:
         # Argument parsers quote `--name=value` as a whole or only its value, as typed or as Python
         # `repr`.
         for piece in (word, word.partition("=")[2]):
-            if piece != redact_url(piece):
-                sentence = sentence.replace(piece, redact_url(piece))
-                sentence = sentence.replace(repr(piece), repr(redact_url(piece)))
+            if piece != (redacted := redact_value(piece)):
+                sentence = sentence.replace(piece, redacted)
+                sentence = sentence.replace(repr(piece), repr(redacted))
     return sentence
 
 
@@ -251,3 +275,31 @@ class Secret:
     def __repr__(self) -> str:
         """Return stars, recognizable as a secret."""
         return f"Secret({STARS})"
+
+
+class Quoter(reprlib.Repr):
+    """Quotes values, also within lists and mappings, which aliases of YAML can make very long."""
+
+    def __init__(self) -> None:
+        """Set the longest parts."""
+        super().__init__()
+        self.maxlevel = 2
+        self.maxlong = 40
+        self.maxother = LONGEST  # redacted before it is cut
+
+    def repr_str(self, text: str, level: int) -> str:  # noqa: ARG002  of its base
+        """Quote a text. Several lines are probably a file, and any of them can be a secret."""
+        if "\n" in text:
+            return f"a text of {len(text.splitlines()):,} lines"
+        return repr(_short(redact_value(text[:LONGEST])))
+
+    def repr_instance(self, value: Any, level: int) -> str:
+        """Quote anything else, such as a path or a kind of text."""
+        return _short(redact_value(super().repr_instance(value, level)))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+QUOTER: Final = Quoter()

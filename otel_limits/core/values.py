@@ -6,7 +6,6 @@ import dataclasses
 import math
 import operator
 import re
-import reprlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -33,11 +32,6 @@ PLAIN: Final = re.compile(r"(?:0|[1-9]\d*)(?:\.\d+)?|true|false")
 """Text that files and code read as a number or as a truth value, unless it is quoted."""
 
 UNQUOTED: Final = "Write it without quotes."
-
-# YAML aliases can make a value astronomically long: abbreviated to what a person would read.
-WRITER: Final = reprlib.Repr()
-WRITER.maxlevel = 2
-WRITER.maxstring = WRITER.maxother = WRITER.maxlong = 200
 
 
 class FrozenDict(dict[K, V]):
@@ -91,12 +85,19 @@ class Kind(Generic[T]):
         return text
 
 
-def _redacted(text: str) -> str:
-    """Return an invalid value without its secrets."""
+def _quoted(value: object) -> str:
+    """Return an invalid value as in messages: in quotes, short, and without secrets."""
     # Imported for a mistake only: it takes a tenth of the package's import.
-    from otel_limits.core.secrets import redact_url
+    from otel_limits.core.secrets import quote_value
 
-    return redact_url(text)
+    return quote_value(value)
+
+
+def item_of(name: str, key: str) -> str:
+    """Return the name of an item in messages, such as `agents["researcher"]`, without secrets."""
+    from otel_limits.core.secrets import redact_value  # see `_quoted`
+
+    return f'{name}["{redact_value(key)}"]'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,15 +125,15 @@ class CheckedKind(Kind[T]):
             return self.check(self.parse(text))
         except (ValueError, ArithmeticError) as error:
             # Without its cause, which contains the value: it may be a secret.
-            raise self._refusal(name, repr(text), error) from None
+            raise self._refusal(name, _quoted(text), error) from None
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:
         """Check a value from code or a policy file; `written` is its text in the file."""
         try:
             return self.check(value)
         except (ValueError, ArithmeticError) as error:
-            quoted = UNQUOTED if self._is_quoted(value) else ""
-            raise self._refusal(name, written or WRITER.repr(value), error, quoted) from None
+            advice = UNQUOTED if self._is_quoted(value) else ""
+            raise self._refusal(name, written or _quoted(value), error, advice) from None
 
     def _is_quoted(self, value: object) -> bool:
         """Return whether this text would be valid without its quotes."""
@@ -146,7 +147,7 @@ class CheckedKind(Kind[T]):
 
     def _refusal(self, name: str, written: str, error: Exception, advice: str = "") -> ValueError:
         advice = advice or (str(error) if isinstance(error, InvalidValueError) else "")
-        sentence = f"{name} must be {self.phrase}, got {_redacted(written)}."
+        sentence = f"{name} must be {self.phrase}, got {written}."
         # `lstrip`: an item of a list has no name, and its message starts with "must be".
         return ValueError(" ".join(filter(None, (sentence.lstrip(), advice or self.advice))))
 
@@ -201,9 +202,9 @@ class MappingKind(Kind[Mapping[str, T]]):
             if not equals or not key:
                 raise self._misfit(name, text)
             try:
-                values[key] = self.each.of_text(f'{name}["{key}"]', value)
+                values[key] = self.each.of_text(item_of(name, key), value)
             except ValueError:
-                if _redacted(part) == part:
+                if _quoted(part) == repr(part):
                     raise
                 # It may contain a password instead of a number.
                 raise self._misfit(name, text) from None
@@ -211,20 +212,20 @@ class MappingKind(Kind[Mapping[str, T]]):
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
-        return ValueError(f"{name} must look like {self.example}, got {_redacted(text)!r}.")
+        return ValueError(f"{name} must look like {self.example}, got {_quoted(text)}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
         """Check a value from code or a policy file; `written` is its text in the file."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
-                f"got {_redacted(written or WRITER.repr(value))}."
+                f"got {written or _quoted(value)}."
             )
         return FrozenDict(
             {
                 # A fraction as in a file: `repr` of a Decimal differs.
                 key: self.each.of_value(
-                    f'{name}["{key}"]', each, str(each) if isinstance(each, Decimal) else None
+                    item_of(name, key), each, str(each) if isinstance(each, Decimal) else None
                 )
                 for key, each in value.items()
             }

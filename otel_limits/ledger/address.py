@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 from otel_limits.core.installing import install_command
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.ledger.files import temporary_directory
 
 SQLITE: Final = "sqlite:///"
@@ -46,7 +46,7 @@ class Address:
 
     def __str__(self) -> str:
         """Return the address without a password."""
-        shown = redact_url(self.url if self.file is None else str(self.file))
+        shown = redact_value(self.url if self.file is None else str(self.file))
         # File names may contain bytes that are not text, which no log accepts.
         return shown.encode("utf-8", "backslashreplace").decode()
 
@@ -78,7 +78,7 @@ def parse(name: str, text: str, data_directory: Path | None) -> Address:
     if scheme not in POSTGRESQL:
         raise ValueError(
             f"{name} must be a path, sqlite:///PATH or postgresql://HOST/DATABASE, got "
-            f"{redact_url(text)!r}."
+            f"{quote_value(text)}."
         )
     if importlib.util.find_spec("psycopg") is None:
         raise ValueError(
@@ -107,43 +107,41 @@ def _require_readable(name: str, url: str) -> None:
         is_readable = False
     if not is_readable:
         raise ValueError(
-            f"{name} is not a URL that SQLAlchemy can parse: {redact_url(url)!r}. The port must be "
+            f"{name} is not a URL that SQLAlchemy can parse: {quote_value(url)}. The port must be "
             "a number; in a password, write %2F for /, %3F for ?, %23 for # and %40 for @."
         )
 
 
 def _file(name: str, text: str, data_directory: Path | None) -> Address:
     path = text.removeprefix(SQLITE)
-    shown = redact_url(text)
+    shown = quote_value(text)
     if not path or IN_MEMORY.search(path):
-        raise ValueError(
-            f"{name} must name a file, got {shown!r}. A ledger in memory would be lost."
-        )
+        raise ValueError(f"{name} must name a file, got {shown}. A ledger in memory would be lost.")
     if path.startswith("sqlite:"):
         raise ValueError(
             f"{name} must be a path or sqlite:///PATH, with three slashes and the path, got "
-            f"{shown!r}."
+            f"{shown}."
         )
     # It would be read as parameters, which could have any effect.
     if text.startswith(SQLITE) and "?" in path:
         raise ValueError(
-            f"{name} must be sqlite:///PATH without parameters, got {shown!r}. Remove the "
+            f"{name} must be sqlite:///PATH without parameters, got {shown}. Remove the "
             "parameters, or, if the ? is part of the file name, use PATH without sqlite:///."
         )
     try:
         file = Path(path).expanduser().absolute()
     except (RuntimeError, OSError) as error:  # no such user, or a deleted directory
         reason = str(error).rstrip(".")
-        raise ValueError(f"{name} is {shown!r}: {reason}. Use an absolute path.") from None
+        raise ValueError(f"{name} is {shown}: {reason}. Use an absolute path.") from None
     # Checked for directories that may not exist yet, too.
     if not file.name:
         raise ValueError(
-            f"{name} must name a file, and {shown!r} is a directory. Use a file in it: "
+            f"{name} must name a file, and {shown} is a directory. Use a file in it: "
             f"{file / 'ledger.db'}"
         )
     if _is_special(file):
         raise ValueError(
-            f"{name} must name a file, got {shown!r}, which is a device, pipe or socket. To record "
+            f"{name} must name a file, got {shown}, which is a device, pipe or socket. To record "
             "nothing, use: none"
         )
     full = os.path.realpath(file)

@@ -9,7 +9,7 @@ from datetime import date, datetime, timedelta, timezone, tzinfo
 from typing import Final
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 from otel_limits.ledger.rows import MICROSECONDS
 
 QUARTER: Final = "(quarter)"
@@ -49,7 +49,7 @@ def span(name: str, value: str, zone: tzinfo) -> tuple[int, int]:
     # AttributeError: a week that does not match its pattern has no groups.
     except (ValueError, OverflowError, AttributeError):
         raise LedgerError(
-            f"{name} must be like {PERIODS[name]}, got {redact_url(value)!r}."
+            f"{name} must be like {PERIODS[name]}, got {quote_value(value)}."
         ) from None
 
 

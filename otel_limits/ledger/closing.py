@@ -32,6 +32,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from otel_limits.core.errors import LedgerError
+from otel_limits.core.secrets import redact_value
 from otel_limits.ledger.maintenance import pruned_before, retained_trees
 from otel_limits.ledger.repricing import RECORDED_PICO, UNPRICED
 from otel_limits.ledger.rows import FORMER_PRICE, LOST, dollars
@@ -443,7 +444,7 @@ def read_close(path: Path) -> Close:
         close = Close(path, hashlib.sha256(content).hexdigest(), document, is_original)
         is_close = close.document["format"] == FORMAT and bool(close.period)
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
+        raise LedgerError(f"{redact_value(str(path))} cannot be read: {error.strerror}.") from None
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
         is_close = False
     if not is_close:

@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any, Final
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 
 grp: Any = importlib.import_module("grp") if importlib.util.find_spec("grp") else None
 """Missing on Windows, where files belong to the user's profile."""
@@ -27,13 +27,13 @@ def group_id(name: str, text: str) -> int:
     """
     if grp is None:
         raise ValueError(
-            f"{name} is {redact_url(text)!r}, but this system has no user groups. Unset it."
+            f"{name} is {quote_value(text)}, but this system has no user groups. Unset it."
         )
     try:
         return int(text) if text.isdigit() else int(grp.getgrnam(text).gr_gid)
     except KeyError:
         raise ValueError(
-            f"{name} must be a group of this system, got {redact_url(text)!r}. List them with: "
+            f"{name} must be a group of this system, got {quote_value(text)}. List them with: "
             "getent group"
         ) from None
 

@@ -26,6 +26,7 @@ from otel_limits.core.errors import LedgerError
 from otel_limits.core.labels import clean
 from otel_limits.core.limits import kind_of
 from otel_limits.core.price import NO_QUOTE
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.terms import billable_call
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.duplicate_calls import recorded_elsewhere
@@ -240,7 +241,7 @@ def _read(path: Path, keys: Sequence[str], traces: Traces, work: ProgressBar) ->
         # What was read before is kept: half a file is better than none, and the rest is reported.
         traces.bad.append(f"{path}, after line {number}: {error}")
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror}.") from None
+        raise LedgerError(f"{redact_value(str(path))} cannot be read: {error.strerror}.") from None
 
 
 def _recorded_live(database: Database, wanted: Mapping[SpanKey, int]) -> set[SpanKey]:

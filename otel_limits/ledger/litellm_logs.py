@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from otel_limits.core.price import GATEWAY, OWN_COST, OWN_COST_BY
+from otel_limits.core.secrets import quote_value
 from otel_limits.ledger.coding_agents import (
     CACHE_READ,
     CACHE_WRITE,
@@ -214,7 +215,7 @@ def _time(value: object) -> int:
     """Return a time in nanoseconds since 1970; without a zone it is in UTC."""
     found = TIME.fullmatch(str(value))
     if found is None:
-        raise ValueError(f"{value!r} is not a time such as 2026-03-01T12:00:00Z.")
+        raise ValueError(f"{quote_value(value)} is not a time such as 2026-03-01T12:00:00Z.")
     day, time, fraction, zone = found.groups()
     zone = "+00:00" if zone in (None, "Z") else f"{zone[:3]}:{zone[3:].lstrip(':') or '00'}"
     return nanoseconds(f"{day}T{time}.{(fraction or '').ljust(6, '0')[:6]}{zone}")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.known import span_names
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.usage import NOTHING_REPORTED
 from otel_limits.ledger.coding_agents import LOGGED, CallInLog, spans_of_logs
 from otel_limits.ledger.litellm_logs import is_spend_log, spans_of_spend_log
@@ -416,7 +417,7 @@ def _time(nanoseconds: Any) -> int:
     """Return a time in microseconds: OTLP has none before 1970, and a ledger none after 9999."""
     found = int(nanoseconds) // 1_000
     if not 0 <= found < LAST_MICROSECOND:
-        raise ValueError(f"{nanoseconds!r} is not a time in nanoseconds since 1970.")
+        raise ValueError(f"{quote_value(nanoseconds)} is not a time in nanoseconds since 1970.")
     return found
 
 
@@ -428,7 +429,7 @@ def _identity(text: str, size: int) -> str:
         raw = base64.b64decode(text, validate=True)
         if len(raw) == size:
             return raw.hex()
-    raise ValueError(f"{text!r} is not an ID of {size} bytes.")
+    raise ValueError(f"{quote_value(text)} is not an ID of {size} bytes.")
 
 
 def _finish_reason(events: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:

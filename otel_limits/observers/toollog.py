@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, LOG_INTERVAL_SECONDS, suppress_errors
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.values import WHOLE_NUMBER
 from otel_limits.core.wording import pluralize
 from otel_limits.ledger.files import make_directory
@@ -168,7 +168,7 @@ class ToolLog:
         self._warned = now
         logger.warning(
             "otel-limits: cannot write the tool log to %s: %s. The agent continues; %s lost.",
-            redact_url(str(self._directory)),
+            redact_value(str(self._directory)),
             error.strerror,
             pluralize(self.failed, "entry", "entries"),
         )

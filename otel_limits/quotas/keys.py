@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.values import KEY_SOURCE
 
 MISSING: Final = "(missing)"
@@ -62,10 +63,13 @@ class Template:
         for source in self.sources:
             require_source("key", source)
         if "}{" in self.text:
-            raise ValueError(f"key must separate its parts, e.g. {{a}}/{{b}}, got {self.text!r}.")
+            raise ValueError(
+                f"key must separate its parts, e.g. {{a}}/{{b}}, got {quote_value(self.text)}."
+            )
         if self.text and not self.sources:
             raise ValueError(
-                f"key must name a source, or several as {{agent}}/{{model}}, got {self.text!r}."
+                "key must name a source, or several as {agent}/{model}, got "
+                f"{quote_value(self.text)}."
             )
 
     def __str__(self) -> str:
@@ -96,11 +100,14 @@ class Template:
         """
         if not self.sources:
             if text not in ("", EVERYTHING):
-                raise ValueError(f"Quota {quota!r} has no keys: write {EVERYTHING!r}.")
+                raise ValueError(f"Quota {quote_value(quota)} has no keys: write {EVERYTHING!r}.")
             return self._key(quota, [])
         match = self._pattern().fullmatch(text)
         if match is None:
-            raise ValueError(f"Keys of quota {quota!r} look like {self.text!r}, got {text!r}.")
+            raise ValueError(
+                f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, "
+                f"got {quote_value(text)}."
+            )
         return self._key(quota, list(match.groups()))
 
     def _key(self, quota: str, values: list[str]) -> Key:
@@ -128,7 +135,7 @@ def require_source(setting: str, source: str) -> str:
     if not SOURCE.fullmatch(source):
         raise ValueError(
             f"{setting} must consist of agent, model, baggage.NAME and attribute.NAME, "
-            f"got {source!r}."
+            f"got {quote_value(source)}."
         )
     return source
 

@@ -15,6 +15,7 @@ from opentelemetry import baggage as current_baggage
 
 from otel_limits.core.errors import QuotaUnavailableError
 from otel_limits.core.limits import CONVERSATION_PREFIX
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.usage import Remaining, Tally
 from otel_limits.core.wording import suggestion
 from otel_limits.quotas.conversation_sync import sums_of
@@ -142,12 +143,14 @@ def _question(
     if not isinstance(gate, Engine) or name not in held:
         known = ", ".join(held) or "none; set OTEL_LIMITS_POLICY to a file with quotas"
         hint = suggestion(name, held, f"Known quotas: {known}.")
-        raise ValueError(f"No quota named {name!r} is enforced. {hint}")
+        raise ValueError(f"No quota named {quote_value(name)} is enforced. {hint}")
     quota = held[name]
     given = {"agent": agent, "model": model}
     for source in quota.key.sources:
         if source in given and given[source] is None:
-            raise ValueError(f"Quota {name!r} has one count per {source}: pass {source}=….")
+            raise ValueError(
+                f"Quota {quote_value(name)} has one count per {source}: pass {source}=…."
+            )
 
     def look_up(source: str) -> object:
         kind, _, rest = source.partition(".")

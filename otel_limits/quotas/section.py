@@ -24,6 +24,7 @@ from otel_limits.core.values import (
     TextKind,
     choice,
     count_up_to,
+    item_of,
     money_up_to,
 )
 from otel_limits.quotas.estimates import Reserved
@@ -406,7 +407,7 @@ def read_quotas(
             except UnfitError as error:
                 mistakes = [((error.key,), str(error))]
         for path, text in mistakes:
-            refuse((name, *path), f'quotas["{name}"]{text}')
+            refuse((name, *path), item_of("quotas", name) + text)
     return quotas
 
 

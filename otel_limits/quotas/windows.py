@@ -10,7 +10,7 @@ from datetime import date, datetime, timedelta, timezone
 from typing import ClassVar, Final
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.wording import closest_match
 
 UTC: Final = "UTC"
@@ -81,7 +81,7 @@ class Windows:
         length_of(self.rule)
         if self.time_zone != UTC:
             raise ValueError(
-                f"time_zone needs the window {CALENDAR_TEXT}, got {self.rule!r}. "
+                f"time_zone needs the window {CALENDAR_TEXT}, got {quote_value(self.rule)}. "
                 "Use one of them, or remove time_zone: durations are counted in UTC."
             )
 
@@ -157,7 +157,7 @@ def zone_of(name: str, setting: str = "time_zone") -> ZoneInfo:
         hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
             f"{setting} must be a time zone, e.g. UTC or Europe/Berlin, "
-            f"got {redact_url(name)!r}.{hint}"
+            f"got {quote_value(name)}.{hint}"
         ) from None
 
 
@@ -174,7 +174,8 @@ def length_of(rule: str) -> int:
         hint = f" Did you mean {near}?" if near else ""
         raise ValueError(
             f"window must be {CALENDAR_TEXT}, or an ISO duration in weeks, days, hours, minutes "
-            f"and seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, got {rule!r}.{hint}"
+            f"and seconds of up to {LONGEST_DAYS} days, such as PT15M or P7D, "
+            f"got {quote_value(rule)}.{hint}"
         )
     return length
 

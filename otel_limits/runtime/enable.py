@@ -27,7 +27,7 @@ from otel_limits.core.limits import (
     require_limits,
 )
 from otel_limits.core.policy import Action, Overrides
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.core.wording import closest_match
 from otel_limits.runs.registry import LIVE, kill
 from otel_limits.runtime.flush import flush_on_sigterm, report_unscraped
@@ -155,11 +155,11 @@ def _require_known(caps: Mapping[str, object]) -> None:
         hint = ""
     elif shared := next((each for each in SHARED_LIMITS if near.startswith(f"{each}_max")), None):
         cap = near.removeprefix(f"{shared}_")
-        hint = f". Use {shared}=Limits({cap}={caps[unknown]!r:.50})."
+        hint = f". Use {shared}=Limits({cap}={quote_value(caps[unknown])})."
     elif near not in LIMITS and near not in ARGUMENTS:
         # Without the value, which may contain a password.
         hint = f". Set {settings[near]} in the environment instead."
-    raise TypeError(f"enable() got an unexpected keyword argument {unknown!r}{hint}")
+    raise TypeError(f"enable() got an unexpected keyword argument {quote_value(unknown)}{hint}")
 
 
 def _limit_children(own: Overrides, observers: int) -> None:
@@ -209,7 +209,7 @@ def _require_observers(observers: object) -> None:
         ValueError: It is not a sequence of callables.
     """
     if not (isinstance(observers, Sequence) and all(map(callable, observers))):
-        raise ValueError(f"observers must be a list of callables, got {observers!r:.100}.")
+        raise ValueError(f"observers must be a list of callables, got {quote_value(observers)}.")
 
 
 def disable() -> None:
@@ -248,8 +248,8 @@ def enable_leniently(source: Source) -> None:
         RUNTIME.start(settings, policy_file=policy_file, source=source)
     except Exception as error:
         if settings.strict:
-            end_process([f"Enabling failed ({error!r})."])
-        RUNTIME.report_disabled(source, f"enabling failed ({redact_url(repr(error))}).")
+            end_process([f"Enabling failed ({redact_value(repr(error))})."])
+        RUNTIME.report_disabled(source, f"enabling failed ({redact_value(repr(error))}).")
         # Log the traceback at DEBUG only.
         logger.debug("otel-limits: enabling failed", exc_info=True)
         return

@@ -14,7 +14,7 @@ from otel_limits.bindings.recognition import is_importable
 from otel_limits.bindings.third_party import BindingError
 from otel_limits.core.events import Enforcing, Event
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.settings.children import note_agent
 
 if TYPE_CHECKING:
@@ -210,7 +210,7 @@ def failure(framework: Framework, action: str, error: BaseException) -> str:
     """Say that no agent of a framework can be halted, because an action failed."""
     if isinstance(error, BindingError):
         return str(error)
-    return f"{framework.distribution}: {action} failed ({redact_url(repr(error))})."
+    return f"{framework.distribution}: {action} failed ({redact_value(repr(error))})."
 
 
 def obstacles(gaps: Iterable[Gap]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.price_lookup import Prices
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.version import own_version
 from otel_limits.observers.log import FirstCalls, LogObserver
 from otel_limits.observers.protocol import LazyObserver
@@ -374,7 +374,7 @@ class Wiring:
         is_taken = getattr(error, "errno", None) == errno.EADDRINUSE
         logger.error(
             "otel-limits cannot serve /metrics on %s port %d (%s); limits are still enforced. %s",
-            redact_url(host),
+            redact_value(host),
             port,
             getattr(error, "strerror", None) or error,
             PORT_IS_TAKEN if is_taken else NO_SUCH_ADDRESS,

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from otel_limits.core.limits import PREFIX, SHARED_LIMITS, Limits
 from otel_limits.core.policy import NO_OVERRIDES, Overrides
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_url, redact_value
 from otel_limits.settings.table import variable_of
 from otel_limits.settings.variables import environment, set_variable, variable
 
@@ -179,7 +179,9 @@ def inherited() -> Inherited | None:
             variables={**environ, **content["places"], **own},
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"The limits of the parent process cannot be read ({error!r}).") from None
+        raise ValueError(
+            f"The limits of the parent process cannot be read ({redact_value(repr(error))})."
+        ) from None
 
 
 def _without_own(caps: Mapping[str, Any], own: Mapping[str, str], prefix: str) -> Limits:

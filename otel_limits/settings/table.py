@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_limits.core.labels import MAX_AGENTS
 from otel_limits.core.limits import LIMITS, PREFIX, SHARED_LIMITS
 from otel_limits.core.policy import Policy
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.values import (
     BOOLEAN,
     DURATION,
@@ -78,7 +78,7 @@ def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
         if key in OWN_NAMES:
             raise InvalidValueError(f"The ledger already has a column {key!r}.")
         if not AUDIT_KEY.fullmatch(key):
-            raise InvalidValueError(f"{redact_url(key)!r} cannot be a column.")
+            raise InvalidValueError(f"{quote_value(key)} cannot be a column.")
     return keys
 
 

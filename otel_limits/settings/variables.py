@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from otel_limits.core.secrets import Secret
+from otel_limits.core.secrets import Secret, redact_value
 from otel_limits.core.values import TextKind
 
 ANYWHERE: Final = ("0.0.0.0", "::", "")  # noqa: S104  not bound here
@@ -180,7 +180,8 @@ def authorization_in(file: Path) -> Secret:
             mode = file.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise ValueError(f"{file} cannot be read: {reason}.") from None
+        # The header itself may have been given instead of a file with it.
+        raise ValueError(f"{redact_value(str(file))} cannot be read: {reason}.") from None
     # Only a warning, because all users of a container can read a mounted Kubernetes Secret.
     if mode & READABLE_BY_OTHERS:
         logger.warning("otel-limits: other users can read %s. Run: chmod 600 %s", file, file)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_url
 from otel_limits.dashboards.api import Prometheus, PrometheusError, WebAddress
 from otel_limits.observers import metrics as table
 
@@ -201,7 +201,7 @@ class Endpoint:
             is_one = False
         if not is_one:
             raise ValueError(
-                f"Invalid endpoint {redact_url(address)!r}. Use a URL or HOST:PORT, e.g. "
+                f"Invalid endpoint {quote_value(address)}. Use a URL or HOST:PORT, e.g. "
                 "http://localhost:9464/metrics or localhost:9464."
             )
         if parts.path in ("", "/"):

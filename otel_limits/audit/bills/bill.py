@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, TypeAlias
 
 from otel_limits.core.errors import LedgerError
-from otel_limits.core.labels import clean, quoted
+from otel_limits.core.labels import clean
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.ledger.otlp import MAX_FIELD, opened
 from otel_limits.ledger.rows import MAX_INTEGER
 
@@ -165,7 +166,8 @@ def objects_in(path: Path) -> Sequence[ExportedObject]:
             return []
         found = _of_json(text) if text.lstrip().startswith(JSON_STARTS) else _of_csv(text)
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error.strerror or error}.") from None
+        shown = redact_value(str(path))
+        raise LedgerError(f"{shown} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError, csv.Error) as error:
         raise LedgerError(
             f"{path} is neither JSON nor CSV: {error}. Export the file again."
@@ -221,7 +223,7 @@ KEY_START: Final = "sk-"
 def invalid(file: str, name: str, value: object, expected: str) -> LedgerError:
     """Return the error about a value that has not the documented form."""
     return LedgerError(
-        f"{file}: {name} must be {expected}, got {quoted(str(value))}. Export the file again, "
+        f"{file}: {name} must be {expected}, got {quote_value(str(value))}. Export the file again, "
         "without editing it."
     )
 

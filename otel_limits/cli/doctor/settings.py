@@ -18,8 +18,9 @@ from otel_limits.core.installing import install_command
 from otel_limits.core.labels import misspelled
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.price_lookup import Prices, install_list
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.core.usage import Usage
+from otel_limits.core.values import item_of
 from otel_limits.core.wording import pluralize
 from otel_limits.observers.log import NAMED_ENTRY, UNLIMITED
 from otel_limits.quotas.stores import is_shared, open_shared_store, version_problem
@@ -68,14 +69,14 @@ def policy(context: Context) -> Iterator[Finding]:
     if context.settings.policy_path is None:
         yield skipped("policy", "OTEL_LIMITS_POLICY is not set.")
     elif not context.policy_file.mistakes:
-        yield ok("policy", f"{redact_url(context.settings.policy_path)} is valid.")
+        yield ok("policy", f"{redact_value(context.settings.policy_path)} is valid.")
 
 
 def policy_access(context: Context) -> Iterator[Finding]:
     """Report that agents can change the policy file."""
     path = context.settings.policy_path
     if path is not None and is_changeable(path):
-        yield warn("policy file", CHANGEABLE.format(path=redact_url(path)))
+        yield warn("policy file", CHANGEABLE.format(path=redact_value(path)))
 
 
 def limits(context: Context) -> Iterator[Finding]:
@@ -95,7 +96,9 @@ def agent(context: Context) -> Iterator[Finding]:
     """Report that the agent of interest may be misspelled, here or in the policy file."""
     entries = context.document.agents
     if context.agent and (near := misspelled(context.agent, entries)) is not None:
-        yield warn("agent", NAMED_ENTRY.format(entry=repr(near), agent=repr(context.agent)))
+        yield warn(
+            "agent", NAMED_ENTRY.format(entry=quote_value(near), agent=quote_value(context.agent))
+        )
 
 
 def unlimited(context: Context) -> Iterator[Finding]:
@@ -105,9 +108,9 @@ def unlimited(context: Context) -> Iterator[Finding]:
         return
     path = context.settings.policy_path
     if path is not None and context.policy_file.mistakes:
-        yield warn("limits", REJECTED.format(path=redact_url(path)))
+        yield warn("limits", REJECTED.format(path=redact_value(path)))
     else:
-        who = f"agent {context.agent!r}" if context.agent else "agents"
+        who = f"agent {quote_value(context.agent)}" if context.agent else "agents"
         yield warn("limits", UNLIMITED.format(who=who))
 
 
@@ -130,8 +133,8 @@ def models(context: Context) -> Iterator[Finding]:
         if entry.value.price is None and entry.value.priced_as is not None:
             yield warn(
                 "models",
-                f'{document.path}:{entry.line}: models["{glob}"].as needs the price list; its '
-                f"calls have no price. Run: {install_list()}",
+                f"{document.path}:{entry.line}: {item_of('models', glob)}.as needs the price list; "
+                f"its calls have no price. Run: {install_list()}",
             )
 
 
@@ -178,8 +181,8 @@ def _is_observed(policy: Policy) -> bool:
 def _agents(names: Collection[str], policies: Mapping[str, Policy]) -> str:
     """Name agents, given as names or globs."""
     if "" not in names:
-        return f"agents {', '.join(map(repr, names))}"
-    others = [repr(name) for name in policies if name not in names]
+        return f"agents {', '.join(map(quote_value, names))}"
+    others = [quote_value(name) for name in policies if name not in names]
     return f"all agents except {', '.join(others)}" if others else "agents"
 
 
@@ -205,7 +208,7 @@ def prices(context: Context) -> Iterator[Finding]:
     if price is not None:
         yield ok(
             "prices",
-            f"{redact_url(model)}: {price:.2f} USD for 1M input and 1M output tokens "
+            f"{redact_value(model)}: {price:.2f} USD for 1M input and 1M output tokens "
             f"({prices.source}).",
         )
         return
@@ -215,7 +218,7 @@ def prices(context: Context) -> Iterator[Finding]:
         effect = "so its first call halts the agent"
     elif any(each.max_cost_usd for each in (policy.limits, policy.tree, policy.conversation)):
         effect = "so max_cost_usd does not cover it"
-    name = redact_url(model)
+    name = redact_value(model)
     yield fail(
         "prices",
         f"{name} has no price ({prices.source}), {effect}.",
@@ -231,7 +234,7 @@ def port(context: Context) -> Iterator[Finding]:
         text = "OTEL_LIMITS_PROMETHEUS_PORT is not set; otel-limits top needs it."
         yield skipped("metrics port", text)
         return
-    shown = f"{redact_url(host)} port {port}"
+    shown = f"{redact_value(host)} port {port}"
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -368,7 +371,7 @@ def permissions(context: Context) -> Iterator[Finding]:
             missing = opened.missing_rights() if isinstance(opened, Diagnoses) else []
             problem = version_problem(opened)
         except StoreAuthenticationError as error:
-            sentence = f"authentication failed ({redact_url(str(error))})"
+            sentence = f"authentication failed ({redact_value(str(error))})"
             yield fail("permissions", f"{variable}: {sentence}. Check its user and password.")
             return
         except StoreError as error:
@@ -463,7 +466,7 @@ def _check(
 ) -> Finding:
     host, port = endpoint
     named = ", ".join(signals)
-    shown = f"{redact_url(host)} port {port} ({named})"
+    shown = f"{redact_value(host)} port {port} ({named})"
     advice = "Start the collector, or set OTEL_EXPORTER_OTLP_ENDPOINT."
     if not host:
         return fail("otlp", f"The endpoint for {named} is not a valid URL.", advice)

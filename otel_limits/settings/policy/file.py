@@ -21,7 +21,7 @@ from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
 from otel_limits.core.price_lookup import Prices, missing_prices
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import redact_value
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
 from otel_limits.settings.policy.loosening import loosened
@@ -83,7 +83,7 @@ class PolicyFile:
     def __init__(self, path: str | None = None, clock: Callable[[], float] = CLOCK.now) -> None:
         """Read the file, if there is one."""
         self.path = path
-        self._shown = redact_url(path or "")
+        self._shown = redact_value(path or "")
         self._clock = clock
         self._lock = threading.Lock()
         self._next_look = clock() + LOOK_INTERVAL_SECONDS
@@ -365,7 +365,8 @@ def _places(path: Path) -> Iterator[Path]:
 
     A user that can change one of these can replace the file.
     """
-    for start in dict.fromkeys((path.resolve(strict=True), path.absolute())):
+    # Not `Path.resolve`, which raises RuntimeError for a loop of links before Python 3.13.
+    for start in dict.fromkeys((Path(os.path.realpath(path, strict=True)), path.absolute())):
         for place in (start, *start.parents):
             # A file mounted on its own cannot be renamed, so its directory does not matter. A link
             # to it can be replaced.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.comparisons import change
 from otel_limits.core.policy import COST
+from otel_limits.core.secrets import quote_value
 
 if TYPE_CHECKING:
     from otel_limits.core.policy import Policy
@@ -41,7 +42,7 @@ def _of_agents(old: Mapping[str, Policy], new: Mapping[str, Policy]) -> Iterator
             yield f"all agents: {phrase}"
             continue
         for name in names:
-            yield f"{f'agent {name!r}' if name else 'agents without an entry'}: {phrase}"
+            yield f"{f'agent {quote_value(name)}' if name else 'agents without an entry'}: {phrase}"
 
 
 def _of_quotas(
@@ -50,18 +51,19 @@ def _of_quotas(
     for name, entry in before.quotas.items():
         former: Quota = entry.value
         if name not in after.quotas:
-            yield f"quota {name!r}: {former} -> no quota"
+            yield f"quota {quote_value(name)}: {former} -> no quota"
             continue
         quota: Quota = after.quotas[name].value
         for phrase in quota.loosened(former):
-            yield f"quota {name!r}: {phrase}"
+            yield f"quota {quote_value(name)}: {phrase}"
         # Without an action, a quota has that of each agent.
         if quota.action != former.action and any(
             (quota.action or new[agent].action) == "observe"
             and (former.action or old[agent].action) != "observe"
             for agent in new
         ):
-            yield f"quota {name!r}: action {former.action or 'unset'} -> {quota.action or 'unset'}"
+            actions = f"{former.action or 'unset'} -> {quota.action or 'unset'}"
+            yield f"quota {quote_value(name)}: action {actions}"
 
 
 def _of_prices(before: Document, after: Document, old: Mapping[str, Policy]) -> Iterator[str]:

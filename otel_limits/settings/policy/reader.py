@@ -26,7 +26,7 @@ from otel_limits.core.limits import (
 from otel_limits.core.policy import COST, TOOL_ACTION
 from otel_limits.core.price import TIERED, Price, PriceTier
 from otel_limits.core.price_lookup import PriceOverride, Prices, missing_prices
-from otel_limits.core.secrets import redact_url
+from otel_limits.core.secrets import quote_value, redact_message, redact_value
 from otel_limits.core.values import (
     BOOLEAN,
     FEE,
@@ -35,6 +35,7 @@ from otel_limits.core.values import (
     Kind,
     MappingKind,
     TextKind,
+    item_of,
 )
 from otel_limits.settings.policy.document import AGENT_SETTINGS, NO_DOCUMENT, Document, Entry
 
@@ -162,7 +163,7 @@ def _listed(name: str, text: str) -> str:
         return text
     near = ", ".join(nearest_listed(text))
     raise ValueError(
-        f"{name} must be a model on the price list, got {text!r}. "
+        f"{name} must be a model on the price list, got {quote_value(text)}. "
         + (f"Did you mean {near}?" if near else "Write it as VENDOR/MODEL, e.g. azure/gpt-4o.")
     )
 
@@ -350,7 +351,7 @@ def read_yaml(text: str) -> tuple[Node, tuple[Mistake, ...]]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reasons = ", ".join(filter(None, (error.context, error.problem)))
-        mistake = Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {reasons}.")
+        mistake = Mistake(mark.line + 1 if mark else 1, f"Invalid YAML: {redact_message(reasons)}.")
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         mistake = Mistake(line, "The file has a character that is not allowed in YAML.")
@@ -409,7 +410,9 @@ class _Converter:
     def _convert(self, node: yaml.Node, line: int) -> Node:
         if node.tag not in TAGS:
             tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-            self.mistakes.append(Mistake(line, f"The tag {tag} is not allowed: plain YAML only."))
+            self.mistakes.append(
+                Mistake(line, f"The tag {redact_value(tag)} is not allowed: plain YAML only.")
+            )
             return Node(None, line, "nothing")
         if isinstance(node, yaml.MappingNode):
             return Node(self._mapping(node), line, "a mapping")
@@ -426,7 +429,7 @@ class _Converter:
             if not isinstance(key, yaml.ScalarNode):
                 self.mistakes.append(Mistake(line, "A key must be a single word or text."))
             elif SURROGATE.search(key.value):
-                sentence = f"The key {key.value!r} contains half a character."
+                sentence = f"The key {quote_value(key.value)} contains half a character."
                 self.mistakes.append(Mistake(line, sentence))
             # YAML 1.2 requires unique keys (3.2.1.3), but PyYAML silently uses the last one.
             elif key.value in entries:
@@ -434,7 +437,7 @@ class _Converter:
                 self.mistakes.append(
                     Mistake(
                         line,
-                        f"Duplicate key {redact_url(key.value)!r}, first on line {first}.",
+                        f"Duplicate key {quote_value(key.value)}, first on line {first}.",
                     )
                 )
             else:
@@ -455,7 +458,7 @@ def _scalar(text: str, line: int, *, is_quoted: bool) -> Node:
     value = text if is_quoted else _unquoted(text)
     if value is None:
         return Node(None, line, "nothing")
-    return Node(value, line, repr(value) if isinstance(value, str) else text)
+    return Node(value, line, quote_value(value) if isinstance(value, str) else text)
 
 
 def _unquoted(text: str) -> bool | int | Decimal | str | None:
@@ -585,7 +588,7 @@ class _Reader:
         """Reject cost limits if prices are not available."""
         if Prices(document.price_list()).available:
             return
-        named = {f'agents["{glob}"]': entries for glob, entries in document.agents.items()}
+        named = {item_of("agents", glob): entries for glob, entries in document.agents.items()}
         for key, entries in {"defaults": document.defaults, **named}.items():
             for part in ("limits", *SHARED_LIMITS):
                 name = f"{part}_{COST}" if part in SHARED_LIMITS else COST
@@ -594,7 +597,7 @@ class _Reader:
                     self.mistakes.append(Mistake(entries[name].line, sentence))
         for name, entry in document.quotas.items():
             if entry.value.unit == "usd":
-                sentence = f'quotas["{name}"].usd {missing_prices()}'
+                sentence = f"{item_of('quotas', name)}.usd {missing_prices()}"
                 self.mistakes.append(Mistake(entry.line, sentence))
 
     def _shown(self, path: KeyPath) -> str:

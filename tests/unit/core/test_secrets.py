@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,10 +14,11 @@ from otel_limits.cli import main
 from otel_limits.cli.doctor import runaway
 from otel_limits.cli.doctor.launcher import UnknownLauncherError, read_launcher
 from otel_limits.core.failures import first_line
-from otel_limits.core.secrets import redact_secrets, redact_url, secrets_in
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from otel_limits.core.limits import LIMITS
+from otel_limits.core.secrets import quote_value, redact_secrets, redact_url, secrets_in
+from otel_limits.quotas.section import WrittenQuota
+from otel_limits.settings.policy.reader import File, Section, WrittenTool, parse
+from otel_limits.settings.settings_reader import VARIABLES
 
 SECRET = "s3cr3t"  # noqa: S105  what must not be seen
 
@@ -80,6 +82,113 @@ def test_refusal_of_doctor_shows_no_secret(url: str) -> None:
         with pytest.raises(UnknownLauncherError) as refused:
             read_launcher(command)
         assert SECRET not in refused.value.text + refused.value.advice
+
+
+SECRETS = (
+    f"postgres://u:{SECRET}@h/db",
+    f"sk-proj-{SECRET}{SECRET}1234",
+    f"Bearer {SECRET}.abc",
+    f"STRIPE={SECRET}",
+    f"eyJhbGciOiJI.eyJ{SECRET}.x",
+    f"A=b\nDATABASE_URL=postgres://u:{SECRET}@h/db\nSTRIPE={SECRET}",
+)
+"""Each may be pasted in place of any value."""
+
+QUOTA = "quotas: {q: {tokens: 5000, window: day, %s}}"
+
+PLACES = (
+    "%s",
+    "[%s]",
+    "{%s: 1}",
+    *(f"{key}: %s" for key in File.model_fields),
+    *(f"{key}: {{%s: {{x: 1}}}}" for key in File.model_fields),
+    *(f"{key}: {{%s: 1}}" for key in File.model_fields),
+    *(f"defaults: {{{key}: %s}}" for key in Section.model_fields),
+    *(f"defaults: {{{key}: [%s]}}" for key in Section.model_fields),
+    *(f"defaults: {{{key}: {{%s: x}}}}" for key in Section.model_fields),
+    *(f"defaults: {{limits: {{{name}: %s}}}}" for name in LIMITS),
+    *(f"defaults: {{limits: {{{name}: {{%s: x}}}}}}" for name in LIMITS),
+    "agents: {%s: {limits: {max_turns: x}}}",
+    *(f"models: {{m: {{{key}: %s}}}}" for key in ("price", "as", "provider", "local", "x")),
+    "models: {m: {price: {input: %s, output: 1}}}",
+    "models: {m: {price: {input: 1, output: 1, tiers: [{above: %s}]}}}",
+    "models: {%s: {as: nothing}}",
+    *(f"tools: {{t: {{{key}: %s}}}}" for key in WrittenTool.model_fields),
+    *(f"quotas: {{q: {{window: day, {key}: %s}}}}" for key in WrittenQuota.model_fields),
+    *(QUOTA % f"{key}: %s" for key in WrittenQuota.model_fields),
+    *(QUOTA % f"{key}: {{%s: x}}" for key in WrittenQuota.model_fields),
+    QUOTA % "key: agent, keys: {%s: x}",
+    QUOTA % "key: '{agent}-{model}', keys: {%s: 5}",
+    "quotas: {%s: {tokens: 5, window: day}}",
+    "quotas: {q: {tokens: 5, window: %s, time_zone: Europe/Berlin}}",
+    "{%s: 1, %s: 2}",
+)
+"""Every place of a policy file."""
+
+
+def test_no_secret_of_a_policy_file_is_shown() -> None:
+    """A value, a key or a name that is pasted from elsewhere must not reach a log."""
+    for place in PLACES:
+        for secret in SECRETS:
+            text = place.replace("%s", json.dumps(secret))
+            _, mistakes = parse(text, "limits.yaml")
+            assert SECRET not in "".join(mistakes), text
+
+
+def test_no_secret_of_another_file_is_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Such as the .env file next to it. Nor is one in a valid name."""
+    path = tmp_path / "limits.yaml"
+    for text, seen in (
+        (SECRETS[0], "The file must be a mapping, got text."),
+        (SECRETS[-1], "The file must be a mapping, got text."),
+        (f"tag: !{SECRETS[0]} 3", "The tag !postgres://u:***@h/db is not allowed"),
+        (f'agents: {{"{SECRETS[0]}": {{limits: {{max_turns: 3}}}}}}', 'agents["postgres://u:***@'),
+    ):
+        path.write_text(text)
+        said = shown(capfd, "check", "--policy", str(path))
+        assert SECRET not in said
+        assert seen in said
+
+
+def test_no_secret_of_a_variable_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of each, whatever it is meant for."""
+    for secret in SECRETS:
+        for name in VARIABLES:
+            monkeypatch.setenv(name, secret)
+        monkeypatch.setenv("OTEL_LIMITS_MAX_CALLS_PER_TOOL", f"{secret}=x")
+        for command in (("check", "--all"), ("doctor",), ("audit", "spend")):
+            assert SECRET not in shown(capfd, *command), command
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("3x", "'3x'"),
+        (3.5, "3.5"),
+        (["halt", 3], "['halt', 3]"),
+        ("x" * 200, f"'{'x' * 99}\N{HORIZONTAL ELLIPSIS}'"),
+        ("search=20,fetch=x", "'search=20,fetch=x'"),
+        ("researcher@prod", "'researcher@prod'"),
+        ({"url": SECRETS[0]}, "{'url': 'postgres://u:***@h/db'}"),
+        (Path(SECRETS[3]), f"{type(Path()).__name__}('STRIPE=***"),
+        (SECRETS[-1], "a text of 3 lines"),
+    ],
+)
+def test_given_value_is_quoted(value: object, seen: str) -> None:
+    """A mistyped value must be recognized, and a long one need not be shown as a whole."""
+    assert quote_value(value).startswith(seen)
+
+
+def test_header_in_place_of_its_file_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    """`--authorization-file` needs a path, and the header itself is an easy mistake."""
+    arguments = ("--prometheus", "http://127.0.0.1:1", "--authorization-file", SECRETS[2])
+    said = shown(capfd, "audit", "reconcile", *arguments)
+    assert SECRET not in said
+    assert "Bearer *** cannot be read" in said
 
 
 @pytest.mark.parametrize(

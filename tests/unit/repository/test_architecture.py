@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections import Counter
 from functools import cache
@@ -101,6 +102,27 @@ def imports_in(tree: ast.AST, *, functions: bool, types: bool) -> Iterator[str]:
 def parsed(path: Path) -> ast.Module:
     """Parse a module."""
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+SAFE = re.compile(
+    r"(written or )?(quote_value|_quoted|len|scheme_of|' and '\.join)\("
+    r"|(written|got|shown|until|end)$"
+)
+"""Quoted values, and others that have no text of a user."""
+
+
+def test_each_given_value_is_quoted_by_one_function() -> None:
+    """A message that quotes a value with `repr` could show a secret."""
+    found = [
+        f"{module}:{value.lineno}: {ast.unparse(value.value)}"
+        for module, path in MODULES.items()
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.JoinedStr)
+        for before, value in itertools.pairwise(node.values)
+        if isinstance(before, ast.Constant) and before.value.endswith(("got ", "got '", 'got "'))
+        if isinstance(value, ast.FormattedValue) and not SAFE.match(ast.unparse(value.value))
+    ]
+    assert not found, "Use `quote_value` of `core/secrets.py`."
 
 
 @pytest.fixture(scope="module", autouse=True)

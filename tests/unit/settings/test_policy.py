@@ -515,7 +515,7 @@ WRONG = {
     "models: {m: {price: {input: 1, output: -1}}}": 'models["m"].price.output must be USD per',
     "models: {m: {prices: {}}}": 'Unknown key models["m"].prices. Did you mean price?',
     "tools: {t: {exempt: 1}}": 'tools["t"].exempt must be true or false, got 1.',
-    "- 1": "The file must be a mapping, got [1].",
+    "- 1": "The file must be a mapping, got a list.",
     "null": "The file must be a mapping, got nothing.",
     "": "The file is empty.",
     "# only a comment": "The file is empty.",
