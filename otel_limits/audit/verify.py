@@ -34,7 +34,7 @@ from otel_limits.ledger.rows import MICROSECONDS
 
 if TYPE_CHECKING:
     from otel_limits.core.secrets import Secret
-    from otel_limits.ledger.closing import Difference
+    from otel_limits.ledger.closing import Close, Difference
     from otel_limits.ledger.maintenance import Damage
     from otel_limits.ledger.proof import Balance
 
@@ -90,7 +90,7 @@ def verify(
     """Answer whether the ledger is complete.
 
     Raises:
-        LedgerError: Prometheus cannot be queried, or a file is not a close.
+        LedgerError: Prometheus cannot be queried, or a close cannot be read.
     """
     from otel_limits.ledger import proof
 
@@ -175,7 +175,16 @@ UNCHANGED: Final = "Closed rows are unchanged"
 CHAIN: Final = "Each close follows the one before it"
 ORIGINAL: Final = "Each close is as it was written"
 EDITED: Final = "differs from its digest"
+DAMAGED: Final = "is damaged, or not a close,"
 LACKS_FORM: Final = "is not a close, although its digest is right,"
+
+
+def _damage_of(close: Close) -> str:
+    """Describe why a file cannot be compared."""
+    if close.is_original:
+        return LACKS_FORM
+    return EDITED if close.is_close else DAMAGED
+
 
 LOOKS: Final = {
     "calls": "audit spend --by agent,model --where day={} --time-zone UTC",
@@ -197,7 +206,7 @@ class Closes:
         """Compare.
 
         Raises:
-            LedgerError: A file is not a close.
+            LedgerError: A file cannot be read.
         """
         # Here, as most commands of `otel-limits` need no database.
         import sqlite3
@@ -210,7 +219,7 @@ class Closes:
         self.names = [close.path.name for close in closes if close.is_comparable]
         self.broken = broken_links(closes)
         self.edited = [
-            f"{close.path} {LACKS_FORM if close.is_original else EDITED} and was not compared"
+            f"{close.path} {_damage_of(close)} and was not compared"
             for close in closes
             if not close.is_comparable
         ]

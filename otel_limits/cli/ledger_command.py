@@ -489,6 +489,10 @@ def _period(arguments: Namespace) -> tuple[Period, str | None]:
     after = None
     if arguments.after is not None:
         previous = read_close(Path(arguments.after))
+        if not previous.is_close:
+            raise LedgerError(
+                f"{arguments.after} is not a close. otel-limits ledger close writes one."
+            )
         after, end = previous.sha256, previous.period.until
         if since not in (None, end):
             raise LedgerError(

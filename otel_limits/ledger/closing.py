@@ -14,6 +14,7 @@ border: a border, which anyone can write, hides no deletion of some rows.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import importlib.metadata
 import itertools
@@ -415,11 +416,24 @@ class Close:
     """Whether its text has its own digest, so that it was not edited or damaged."""
 
     @property
+    def is_close(self) -> bool:
+        """Whether it names its format and its days."""
+        try:
+            return self.document["format"] == FORMAT and bool(self.period)
+        except (KeyError, TypeError, ValueError):
+            return False
+
+    @property
     def is_comparable(self) -> bool:
         """Whether it is original and has the form of a close: anyone can recompute a digest."""
         days = self.document.get("days")
-        is_close = isinstance(days, dict) and all(_is_day(*each) for each in days.items())
-        return self.is_original and is_close and isinstance(self.document.get("tenant_key"), str)
+        has_days = isinstance(days, dict) and all(_is_day(*each) for each in days.items())
+        return (
+            self.is_original
+            and self.is_close
+            and has_days
+            and isinstance(self.document.get("tenant_key"), str)
+        )
 
     @property
     def period(self) -> Period:
@@ -432,24 +446,22 @@ class Close:
 
 
 def read_close(path: Path) -> Close:
-    """Read a close.
+    """Read a close, or any file in its place: a damaged one may have no form at all.
 
     Raises:
-        LedgerError: The file cannot be read, or is not a close.
+        LedgerError: The file cannot be read.
     """
     try:
         content = path.read_bytes()
-        document = json.loads(content)
-        is_original = document.get(OWN_DIGEST) == _digest_of_lines(content)
-        close = Close(path, hashlib.sha256(content).hexdigest(), document, is_original)
-        is_close = close.document["format"] == FORMAT and bool(close.period)
     except OSError as error:
         raise LedgerError(f"{redact_value(str(path))} cannot be read: {error.strerror}.") from None
-    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-        is_close = False
-    if not is_close:
-        raise LedgerError(f"{path} is not a close. otel-limits ledger close writes one.")
-    return close
+    document: object = None
+    with contextlib.suppress(RecursionError, ValueError):
+        document = json.loads(content)
+    if not isinstance(document, dict):
+        document = {}
+    is_original = document.get(OWN_DIGEST) == _digest_of_lines(content)
+    return Close(path, hashlib.sha256(content).hexdigest(), document, is_original)
 
 
 def _is_day(name: str, tables: object) -> bool:
@@ -628,7 +640,9 @@ def _difference(
 
 def broken_links(closes: Sequence[Close]) -> list[str]:
     """Describe where closes do not follow each other."""
-    in_order = sorted(closes, key=lambda close: close.period.until)
+    in_order = sorted(
+        (close for close in closes if close.is_close), key=lambda close: close.period.until
+    )
     return [
         f"{later.path} does not follow {earlier.path}"
         for earlier, later in itertools.pairwise(in_order)

@@ -368,13 +368,25 @@ def test_edited_number_of_rows_differs_from_the_rows(
     assert compare(capsys, closed) == (1, {(DAY_OF, table, "changed")})
 
 
-def test_close_of_another_format_is_refused(
-    closed: Path, capsys: pytest.CaptureFixture[str]
+def test_damaged_close_is_named_and_the_others_are_compared(
+    closed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its digests may be of other columns."""
-    rewrite(closed, lambda document: document.update(format="otel-limits/close/2"), digest=True)
-    assert main(["audit", "verify", f"--against={closed}"]) == 2
-    assert f"{closed} is not a close" in capsys.readouterr().err
+    """A copy can be cut off or empty, and closes of another format have other columns."""
+    text = closed.read_text("utf-8")
+    paths = {}
+    for name, damaged in (("cut", text[: len(text) // 2]), ("empty", ""), ("list", "[]")):
+        paths[name] = tmp_path / f"{name}.json"
+        paths[name].write_text(damaged, encoding="utf-8")
+    assert unnamed(capsys, {**paths, "whole": closed}, "is damaged, or not a close") == {"whole"}
+    forms: dict[str, Edit] = {
+        "another format": lambda document: document.update(format="otel-limits/close/2"),
+        "no format": lambda document: document.pop("format"),
+        "no start": lambda document: document.pop("since"),
+        "no end": lambda document: document.pop("until"),
+    }
+    for digest, said in ((True, "is not a close"), (False, "is damaged, or not a close")):
+        paths = {**edited(closed, forms, digest=digest), "whole": closed}
+        assert unnamed(capsys, paths, said) == {"whole"}
 
 
 def test_late_attributes_and_new_prices_do_not_change_the_sums(
