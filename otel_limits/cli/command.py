@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import re
 import shutil
@@ -99,6 +100,26 @@ TRUTH_VALUES: Final = frozenset({"true", "false", "yes", "no", "on", "off", "1",
 """Values of the environment variables of switches; their options take none."""
 
 
+OF_BYTES: Final = frozenset(
+    {"FILE", "DIR", "PATH", "PATH|URL", "ADDRESS", "OTHER", "PROGRAM", "LAUNCHER"}
+)
+"""Placeholders of arguments that name files or programs."""
+
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""How Python decodes a byte of an argument that is not UTF-8 (PEP 383)."""
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of an argument, which may be repeated or parsed."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for each in value:
+            yield from _texts(each)
+    elif dataclasses.is_dataclass(value):
+        yield from _texts([getattr(value, each.name) for each in dataclasses.fields(value)])
+
+
 class Parser(ArgumentParser):
     """A command's argument parser that suggests the closest option for a misspelled one."""
 
@@ -112,7 +133,20 @@ class Parser(ArgumentParser):
         # argparse would report them from the top-level parser, which has none of these options.
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        self._refuse_bytes(options)
         return options, unknown
+
+    def _refuse_bytes(self, options: Namespace) -> None:
+        """Exit if a value has a byte that is not UTF-8: databases, servers and reports have text.
+
+        Names of files may have any byte, and so may the arguments of a program.
+        """
+        for action in self._actions:
+            if action.metavar in OF_BYTES:
+                continue
+            for text in _texts(getattr(options, action.dest, None)):
+                if SURROGATE.search(text):
+                    self.error(f"{quote_value(text)} is not UTF-8 text")
 
     def _refuse_value_of_switch(self) -> None:
         """Exit if a switch is followed by a value, which would be taken for the program to run."""

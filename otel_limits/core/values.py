@@ -257,6 +257,13 @@ OUTSIDE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 """Whether a number is out of range, by JSON Schema keyword."""
 
 
+MOST: Final = 10**12
+"""The largest amount of money. Nothing costs more, and sums stay exact."""
+
+MOST_DIGITS: Final = 40
+"""Decimal places of an amount; a long exponent would take all memory to write out."""
+
+
 def _bounded(
     phrase: str,
     take: Callable[[object], T],
@@ -306,9 +313,14 @@ def _exact(value: object) -> Decimal:
         value = Decimal(float.__repr__(value))
     if isinstance(value, bool) or not isinstance(value, (int, Decimal)):
         raise InvalidValueError
-    if not Decimal(value).is_finite():
+    number = Decimal(value)
+    if not number.is_finite():
         raise InvalidValueError
-    return Decimal(value)
+    if number > MOST:
+        raise InvalidValueError(f"The maximum is {MOST:,}.")
+    if number and number.adjusted() < -MOST_DIGITS:
+        raise InvalidValueError(f"It can have up to {MOST_DIGITS} decimal places.")
+    return number
 
 
 WHOLE_NUMBER: Final = _bounded("a whole number of 1 or more", _whole, _digits, minimum=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 import shlex
 from argparse import ArgumentParser, BooleanOptionalAction
@@ -314,3 +315,46 @@ def test_word_after_a_switch_that_is_no_command_is_refused(
         main(["run", switch, value, "--", "python", "app.py"])
     assert exited.value.code == 2
     assert f"{switch} takes no value, got '{value}'. Write --" in capsys.readouterr().err
+
+
+INVALID_BYTE = os.fsdecode(b"\xff")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            f"audit {question} --agent X"
+            for question in ("spend", "stops", "loops", "anomalies", "unmeasured", "suggest")
+        ),
+        "audit policies --agent X",
+        "audit spend --where session=X",
+        "audit spend --where X=tenant",
+        "audit spend --by X",
+        "audit whois X",
+        "check --agent X",
+        "kill --agent X",
+        "quotas block tenants X",
+        "quotas block tenants acme --reason X",
+        "run --quota-namespace X -- true",
+    ],
+)
+def test_byte_that_is_no_text_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Databases, servers and reports have text only."""
+    with pytest.raises(SystemExit) as ended:
+        main([word.replace("X", INVALID_BYTE) for word in words.split()])
+    assert ended.value.code == 2
+    assert "'\\udcff' is not UTF-8 text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("amount", ["1e26", "1e999999999", "1e-999999999"])
+def test_absurd_amount_is_refused_with_its_bound(
+    amount: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would overflow, or take all memory to write out."""
+    bound = "40 decimal places" if "-" in amount else "The maximum is 1,000,000,000,000."
+    for words in (("spend", "--fail-above"), ("backtest", "--max-cost-usd")):
+        with pytest.raises(SystemExit) as ended:
+            main(["audit", *words, amount])
+        assert ended.value.code == 2
+        assert bound in capsys.readouterr().err

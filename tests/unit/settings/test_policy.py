@@ -783,7 +783,11 @@ def test_identical_version_is_not_reported_again(
     assert len(errors()) == 1
 
 
+@pytest.mark.parametrize(
+    "reason", ["No such file or directory", "Too many levels of symbolic links"]
+)
 def test_a_file_that_vanishes_stays_in_force(
+    reason: str,
     write: Callable[[str], Path],
     make_agent: MakeAgent,
     later: Callable[[], None],
@@ -794,14 +798,17 @@ def test_a_file_that_vanishes_stays_in_force(
     path = write("defaults: {limits: {max_turns: 2}}")
     enable()
     path.unlink()
+    if "links" in reason:
+        path.symlink_to(path)
     agent = runaway(make_agent)
     for _ in range(2):
         later()
         agent("go")
     assert calls(agent) == 2 * 2
     assert len(errors()) == 1
-    assert "cannot be read: No such file or directory. The previous version" in errors()[0]
+    assert f"{path} cannot be read: {reason}. The previous version" in errors()[0]
     assert metric("otel_limits_policy_valid") == 0
+    path.unlink(missing_ok=True)
     write("defaults: {limits: {max_turns: 2}}")
     later()
     agent("go")
