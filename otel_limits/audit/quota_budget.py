@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -129,10 +128,10 @@ class RecordedUse:
 
     def _applies(self, call: QuotaCall, charge: Charge | None) -> bool | None:
         """Return whether the quota applies to a call; `None` if that is not recorded."""
+        from otel_limits.quotas.keys import matches
+
         values = [(call.value(source), glob) for source, glob in self.quota.where]
-        if any(
-            value is not None and not fnmatch.fnmatchcase(value, glob) for value, glob in values
-        ):
+        if any(value is not None and not matches(value, glob) for value, glob in values):
             return False
         is_known = all(value is not None for value, _ in values)
         return True if is_known or charge is not None else None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from otel_limits.core.secrets import quote_value
@@ -32,6 +33,11 @@ PLAIN_SOURCES: Final = ("agent", "model")
 """Sources whose values are displayed without a hash."""
 SOURCE: Final = re.compile(rf"agent|model|{KEY_SOURCE.pattern}")
 PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+SHOWN_HASH: Final = re.compile(rf"#[0-9a-f]{{{SHOWN_HASH_LENGTH}}}")
+"""An untrusted value as it is displayed."""
+
+MOST_READINGS: Final = 16
+"""Keys that a typed text may be: their number grows quickly with its separators."""
 
 Lookup = Callable[[str], object]
 """Source, such as `baggage.tenant.id` → its value, or `None`."""
@@ -93,37 +99,107 @@ class Template:
         return self._key(quota, [key_text(lookup(source)) for source in self.sources])
 
     def key_of_text(self, quota: str, text: str) -> Key:
-        """Return the key for text typed by an operator, such as `acme` or `researcher/acme`.
+        """Return the only key that a typed text can be.
 
         Raises:
-            ValueError: It does not match the template.
+            ValueError: It can be several keys or none.
+        """
+        keys = self.keys_of_text(quota, text)
+        if len(keys) > 1:
+            raise ValueError(f"{self.several(quota, text, keys)} {self.separation}")
+        return keys[0]
+
+    def keys_of_text(self, quota: str, text: str) -> list[Key]:
+        """Return each key that a typed text can be, such as `acme` or `researcher/acme`.
+
+        There are several if a value may contain a separator: `team/researcher/acme`.
+
+        Raises:
+            ValueError: It does not match the template, or calls have no such key.
         """
         if not self.sources:
             if text not in ("", EVERYTHING):
                 raise ValueError(f"Quota {quote_value(quota)} has no keys: write {EVERYTHING!r}.")
-            return self._key(quota, [])
-        match = self._pattern().fullmatch(text)
-        if match is None:
+            return [self._key(quota, [])]
+        readings = list(islice(self._readings(text), MOST_READINGS + 1))
+        if not readings:
             raise ValueError(
-                f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, "
-                f"got {quote_value(text)}."
+                f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, got {quote_value(text)}."
             )
-        return self._key(quota, list(match.groups()))
+        if len(readings) > MOST_READINGS:
+            raise ValueError(
+                f"{quote_value(text)} can be more than {MOST_READINGS} keys of quota {quote_value(quota)}: write "
+                "one as it is shown by otel-limits quotas."
+            )
+        faults = [self._fault(values) for values in readings]
+        if all(faults):
+            raise ValueError(
+                f"Quota {quote_value(quota)} has no key {quote_value(text)}: {faults[0]}"
+            )
+        return [
+            self._key(quota, values)
+            for values, fault in zip(readings, faults, strict=True)
+            if not fault
+        ]
+
+    def several(self, quota: str, text: str, keys: Iterable[Key]) -> str:
+        """Say that a text can be several keys."""
+        shown = dict.fromkeys(key.shown for key in keys)
+        # Without hashes, all of them look like the text.
+        listed = f": {', '.join(shown)}" if len(shown) > 1 else ""
+        return f"{quote_value(text)} can be several keys of quota {quote_value(quota)}{listed}."
+
+    @property
+    def separation(self) -> str:
+        """How no text can be several keys."""
+        example = "|".join(f"{{{source}}}" for source in self.sources)
+        return (
+            "In the policy file, separate the parts of the key by a text that no value has, e.g. "
+            f"key: {example!r}."
+        )
+
+    def _readings(self, text: str) -> Iterator[list[str]]:
+        """Yield the values of each way to split a text at the separators."""
+        # `split` with a group alternates text and placeholders: the even ones are text.
+        first, *separators = PLACEHOLDER.split(self._in_braces)[::2]
+        last = separators.pop()
+        if text.startswith(first) and text.endswith(last):
+            yield from _split(text[len(first) : len(text) - len(last)], separators)
+
+    def _fault(self, values: Sequence[str]) -> str:
+        """Say why calls have no key of these values; empty if they can."""
+        for source, value in zip(self.sources, values, strict=True):
+            if source not in PLAIN_SOURCES and SHOWN_HASH.fullmatch(value):
+                return f"{value} is a hash, so write the value itself."
+            if reason := _unusable(value):
+                return f"a value {reason}. Calls with such a value count as {INVALID!r}."
+        return ""
 
     def _key(self, quota: str, values: list[str]) -> Key:
         if not self.sources:
             return Key(digest(quota), EVERYTHING)
         left = iter(values)
-        text = self.text if "{" in self.text else f"{{{self.text}}}"
-        shown = PLACEHOLDER.sub(lambda match: displayed(match[1], next(left)), text)
+        shown = PLACEHOLDER.sub(lambda match: displayed(match[1], next(left)), self._in_braces)
         return Key(digest(quota, *values), shown)
 
-    def _pattern(self) -> re.Pattern[str]:
-        if "{" not in self.text:
-            return re.compile("(.+)")
-        parts = PLACEHOLDER.split(self.text)
-        # `split` with a group alternates text and placeholders: the odd ones are placeholders.
-        return re.compile("".join("(.+?)" if n % 2 else re.escape(p) for n, p in enumerate(parts)))
+    @property
+    def _in_braces(self) -> str:
+        """Return it with each source as a placeholder."""
+        return self.text if "{" in self.text else f"{{{self.text}}}"
+
+
+def _split(text: str, separators: Sequence[str]) -> Iterator[list[str]]:
+    """Yield each way to split a text into values that are not empty."""
+    if not separators:
+        if text:
+            yield [text]
+        return
+    separator, *others = separators
+    at = text.find(separator, 1)
+    while at > 0:
+        for values in _split(text[at + len(separator) :], others):
+            yield [text[:at], *values]
+        at = text.find(separator, at + 1)
 
 
 def require_source(setting: str, source: str) -> str:
@@ -140,15 +216,28 @@ def require_source(setting: str, source: str) -> str:
     return source
 
 
-def key_text(value: object) -> str:
-    """Return a value as key text, or a placeholder if it is absent or unusable."""
+def value_text(value: object) -> str:
+    """Return a value as text, or a placeholder if it is absent or neither text nor an integer."""
     if value is None or value == "":
         return MISSING
-    text = str(value) if isinstance(value, (str, int)) else ""
+    return str(value) if isinstance(value, (str, int)) else INVALID
+
+
+def key_text(value: object) -> str:
+    """Return a value as key text, or a placeholder if it is absent or unusable."""
+    text = value_text(value)
     # All invalid values share one count, so a caller cannot get a new amount with each.
-    if not text or len(text) > MAX_VALUE_LENGTH or not text.isprintable():
-        return INVALID
-    return text
+    return INVALID if _unusable(text) else text
+
+
+def _unusable(text: str) -> str:
+    """Say why a text cannot be part of a key; empty if it can."""
+    if len(text) > MAX_VALUE_LENGTH:
+        return f"has {len(text)} characters, more than {MAX_VALUE_LENGTH}"
+    if not text.isprintable():
+        character = next(each for each in text if not each.isprintable())
+        return f"contains the character {character!a}, which is not printable"
+    return ""
 
 
 def displayed(source: str, value: str) -> str:
@@ -168,4 +257,9 @@ def digest(*parts: str) -> str:
 
 def fits(conditions: tuple[tuple[str, str], ...], lookup: Lookup) -> bool:
     """Return whether every source has a value that matches its glob."""
-    return all(fnmatch.fnmatchcase(key_text(lookup(source)), glob) for source, glob in conditions)
+    return all(matches(lookup(source), glob) for source, glob in conditions)
+
+
+def matches(value: object, glob: str) -> bool:
+    """Return whether a value matches a glob, also one that is unusable as part of a key."""
+    return fnmatch.fnmatchcase(value_text(value), glob)

@@ -18,7 +18,7 @@ from otel_limits.core.comparisons import (
 from otel_limits.core.usage import EXACT
 from otel_limits.core.wording import pluralize
 from otel_limits.quotas.estimates import FIRST_OUTPUT, LEAST_EXPECTED
-from otel_limits.quotas.keys import Template, key_text
+from otel_limits.quotas.keys import Template, value_text
 from otel_limits.quotas.store import Count, CountState, Refill
 from otel_limits.quotas.windows import UnboundedWindow
 
@@ -157,7 +157,7 @@ class Quota:
 
     def amount_of(self, key: Key, lookup: Lookup) -> int:
         """Return the amount of a key for a call, before changes in the store."""
-        plan = key_text(lookup(self.plan)) if self.plan else ""
+        plan = value_text(lookup(self.plan)) if self.plan else ""
         return self.keys.get(key.id, self.plans.get(plan, self.amount))
 
     def loosened(self, before: Quota) -> Iterator[str]:

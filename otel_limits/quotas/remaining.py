@@ -328,13 +328,24 @@ def _limits_of(record: ConversationRecord, caps: Limits) -> Iterator[Conversatio
 def find_key(store: QuotaStore, quota: Quota, text: str) -> Key:
     """Find the key that a person wrote, in the form of the template or as it is shown.
 
+    A text that can be several keys is the one that is in use.
+
     Raises:
         StoreError: The store is unavailable.
-        ValueError: The quota has no such keys.
+        ValueError: The quota has no such keys, or the text can be several.
     """
-    for listed in store.keys(quota.name):
-        if listed.shown == text:
-            return listed
+    possible = {key.id: key for key in _possible(quota, text)}
+    used = {
+        key.id: key for key in store.keys(quota.name) if key.shown == text or key.id in possible
+    }
+    if len(used) == 1:
+        return next(iter(used.values()))
+    if len({key.shown for key in used.values()}) > 1:
+        listed = quota.key.several(quota.name, text, used.values())
+        raise ValueError(f"{listed} All are in use: write one of them.")
+    if len(possible) > 1 and not used:
+        listed = quota.key.several(quota.name, text, possible.values())
+        raise ValueError(f"{listed} None is in use. {quota.key.separation}")
     return quota.key.key_of_text(quota.name, text)
 
 
@@ -343,19 +354,20 @@ def _counts(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[
         yield quota.count(quota.key.key_of_text(quota.name, EVERYTHING), now)
         return
     # Values are shown as hashes, so a plain key is compared in the form in which it is shown.
-    globs = {glob, _shown(quota, glob)}
+    globs = {glob, *(key.shown for key in _possible(quota, glob))}
     is_used = False
     for key in store.keys(quota.name):
         is_used = True
-        if any(fnmatchcase(key.shown, each) for each in globs):
+        # A key may contain the characters of a glob, such as `w[1]`.
+        if key.shown in globs or any(fnmatchcase(key.shown, each) for each in globs):
             yield quota.count(key, now)
     if not is_used:
         yield quota.count(Key("", f"no {quota.key.text} yet"), now)
 
 
-def _shown(quota: Quota, text: str) -> str:
-    """Return the form in which a plain key is shown, or the text if it has no such form."""
+def _possible(quota: Quota, text: str) -> list[Key]:
+    """Return the keys that a text can be; none if it has another form."""
     try:
-        return quota.key.key_of_text(quota.name, text).shown
-    except ValueError:  # of another form
-        return text
+        return quota.key.keys_of_text(quota.name, text)
+    except ValueError:
+        return []

@@ -336,10 +336,12 @@ class WrittenQuota(Part):
     def _amounts_of_keys(self, name: str, unit: Unit) -> dict[str, int]:
         """Return the amounts of single keys by their ID."""
         with _about_key("keys"):
-            return {
-                self.key.key_of_text(name, text).id: parts_in(unit, each)
-                for text, each in AMOUNTS[unit].by_name.of_value("keys", self.keys or {}).items()
-            }
+            amounts = AMOUNTS[unit].by_name.of_value("keys", self.keys or {})
+        ids = {}
+        for text in amounts:
+            with _about_key("keys", text):
+                ids[text] = self.key.key_of_text(name, text).id
+        return {ids[text]: parts_in(unit, amount) for text, amount in amounts.items()}
 
     def _burst(self, unit: Unit) -> int:
         """Return the burst in parts; 0 for the default."""
@@ -348,9 +350,9 @@ class WrittenQuota(Part):
         window = self._windows().at(0)
         if window.end - window.start > HOUR_SECONDS:
             raise UnfitError(
-                "pace",
                 " can only be smooth with a window of up to an hour, such as PT1M: shorten the "
                 "window, or remove pace.",
+                "pace",
             )
         with _about_key("burst"):
             if self.burst is None:
@@ -363,18 +365,18 @@ class WrittenQuota(Part):
 class UnfitError(ValueError):
     """A value does not fit the others; the text continues the name of the quota."""
 
-    def __init__(self, key: str, text: str) -> None:
-        """Remember the key of the value."""
+    def __init__(self, text: str, *path: str) -> None:
+        """Remember the path of the value in the quota."""
         super().__init__(text)
-        self.key = key
+        self.path = path
 
 
 @contextmanager
-def _about_key(key: str) -> Iterator[None]:
+def _about_key(*path: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise UnfitError(key, f": {error}") from None
+        raise UnfitError(f": {error}", *path) from None
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -405,7 +407,7 @@ def read_quotas(
             try:
                 quotas[name] = WrittenQuota.model_validate(entry).quota(name)
             except UnfitError as error:
-                mistakes = [((error.key,), str(error))]
+                mistakes = [(error.path, str(error))]
         for path, text in mistakes:
             refuse((name, *path), item_of("quotas", name) + text)
     return quotas

@@ -58,12 +58,13 @@ def test_quotas_in_force_have_the_usage_of_their_store(
           calls: {model_calls: 3, window: year, key: "{agent}/{baggage.user}"}
           runs: {invocations: 100, window: year}
           spend: {usd: 7, window: year, key: baggage.user, where: {baggage.user: "j*"}}
+          names: {model_calls: 9, window: year, where: {baggage.user: "j*e"}}
           paced: {tokens: 999999, window: hour, pace: smooth, key: model}
           slots: {concurrency: 4}
         """
     )
     enable(observers=[events.append])
-    for user in ("joe", "jane", "ann"):
+    for user in ("joe", "jane", "ann", "j\u3000" + "a" * 200 + "e"):
         token = context.attach(baggage.set_baggage("user", user))
         make_agent(ScriptedModel([uses("search"), says("x")]))("go")
         if user == "joe":
@@ -81,8 +82,7 @@ def test_quotas_in_force_have_the_usage_of_their_store(
         assert (Decimal(found[key]["used"]), Decimal(found[key]["amount"])) == expected
     calls = [row for row in rows if row["quota"] == "calls"]
     assert sorted((row["used"], row["used_share"]) for row in calls) == [
-        ("2", 2 / 3),
-        ("2", 2 / 3),
+        *[("2", 2 / 3)] * 3,
         ("3", 1.0),
     ]
     (paced,) = (row for row in rows if row["quota"] == "paced")

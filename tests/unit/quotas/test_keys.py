@@ -137,3 +137,45 @@ def test_conditions_are_globs_that_must_all_fit() -> None:
     assert not fits((("agent", "nightly-*"), ("model", "x*")), values.get)
     assert not fits((("baggage.tenant.id", "acme"),), values.get)
     assert fits((), values.get)
+
+
+@pytest.mark.parametrize("name", ["a\xa0b", "a\u3000b", "a\U0001f469\u200d\U0001f680b", "a\t\nb"])
+def test_conditions_compare_values_that_no_key_contains(name: str) -> None:
+    """Otherwise a quota would not apply to some agents whose name matches."""
+    for value in (name, name + "a" * 200 + "b"):
+        assert fits((("agent", "a*b"), ("agent", value)), {"agent": value}.get)
+        assert not fits((("agent", "b*"),), {"agent": value}.get)
+        assert not fits((("agent", INVALID),), {"agent": value}.get)
+
+
+def test_a_typed_text_is_each_key_that_is_written_like_it() -> None:
+    """Values may contain the separator, such as the name of a model."""
+    made = Template("{agent}/{model}: {baggage.user}")
+    for agent, model, user in (
+        ("team", "a/gpt", "joe: jr"),
+        ("team/a", "gpt", "joe: jr"),
+        ("team", "a/gpt: joe", "jr"),
+        ("team/a", "gpt: joe", "jr"),
+    ):
+        values = {"agent": agent, "model": model, "baggage.user": user}
+        assert made.key("q", values.get) in made.keys_of_text("q", "team/a/gpt: joe: jr")
+    assert len(made.keys_of_text("q", "team/a/gpt: joe: jr")) == 4
+    with pytest.raises(ValueError, match="can be several keys of quota 'q'"):
+        made.key_of_text("q", "team/a/gpt: joe: jr")
+    with pytest.raises(ValueError, match="can be more than 16 keys"):
+        made.keys_of_text("q", "/" * 99 + ": joe")
+
+
+def test_a_typed_text_that_is_unusable_as_a_key_is_refused() -> None:
+    """An amount or a block for it would have no effect."""
+    for text, reason in (
+        ("x" * 200, "a value has 200 characters, more than 128. Calls with such a value count as"),
+        ("a\nb", r"a value contains the character '\\n', which is not printable"),
+        ("#0123456789ab", "#0123456789ab is a hash, so write the value itself."),
+    ):
+        with pytest.raises(ValueError, match=f"Quota 'q' has no key '.*': {reason}"):
+            Template("baggage.user").keys_of_text("q", text)
+    # The placeholders are keys of calls.
+    for text, value in ((INVALID, "a\nb"), (MISSING, None)):
+        made = Template("agent")
+        assert made.key_of_text("q", text) == made.key("q", {"agent": value}.get)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from otel_limits.quotas.keys import Template, digest
+from otel_limits.quotas.keys import Key, Template, digest
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
-from otel_limits.quotas.remaining import read_use
-from otel_limits.quotas.store import Charge, Count, Settle
+from otel_limits.quotas.remaining import find_key, read_use
+from otel_limits.quotas.store import Charge, Settle
 from otel_limits.quotas.windows import Windows
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ACME = f"#{digest('acme')[:12]}"
+
+
+def use(store: MemoryStore, quota: Quota, values: Mapping[str, str]) -> Key:
+    """Record a call."""
+    key = quota.key.key(quota.name, values.get)
+    charge = Charge(count=quota.count(key, store.now()), amount=9)
+    store.run([Settle(key.id, (charge,))])
+    return key
 
 
 @pytest.mark.parametrize(
@@ -28,6 +41,8 @@ ACME = f"#{digest('acme')[:12]}"
         ("{agent}/{baggage.tenant}", "acme", None, False),
         ("agent", "writer", "writer", False),
         ("agent", "wri*", "writer", False),
+        ("model", "m/w[1]", "m/w[1]", False),
+        ("{model}/{baggage.tenant}", "m/w[1]/acme", f"m/w[1]/{ACME}", True),
     ],
 )
 def test_key_is_found_as_written_as_shown_and_by_a_pattern(
@@ -36,9 +51,41 @@ def test_key_is_found_as_written_as_shown_and_by_a_pattern(
     """Only a pattern for a value whose hash is shown finds nothing, and that is stated."""
     store, windows = MemoryStore(), Windows("month")
     quota = Quota(name="q", unit="model_calls", amount=9, windows=windows, key=Template(template))
-    key = quota.key.key("q", {"agent": "writer", "baggage.tenant": "acme"}.get)
-    count = Count("q", key.id, windows.at(store.now()), "model_calls", key.shown)
-    store.run([Settle("one", (Charge(count=count, amount=9),))])
+    values = {"agent": "writer", "model": "m/w[1]", "baggage.tenant": "acme"}
+    use(store, quota, values)
     uses = read_use(store, [quota], glob=text)
-    assert [use.key for use in uses.rows] == ([] if shown is None else [shown])
+    assert [row.key for row in uses.rows] == ([] if shown is None else [shown])
     assert uses.is_pattern_of_hashes == is_of_hashes
+
+
+def test_typed_key_is_the_one_in_use_that_it_can_be() -> None:
+    """Otherwise the change is confirmed, but applies to a key that no call uses."""
+    store, windows = MemoryStore(), Windows("month")
+    template = Template("{agent}/{baggage.user}")
+    quota = Quota(name="q", unit="model_calls", amount=9, windows=windows, key=template)
+    text = "team/writer/joe"
+    with pytest.raises(ValueError, match=r"several keys .*: team/#.*, team/writer/#.*None is in"):
+        find_key(store, quota, text)
+    used = use(store, quota, {"agent": "team/writer", "baggage.user": "joe"})
+    assert find_key(store, quota, text) == find_key(store, quota, used.shown) == used
+    # A key that can only be one is found before it is in use.
+    unused = template.key("q", {"agent": "team", "baggage.user": "ann"}.get)
+    assert find_key(store, quota, "team/ann") == unused
+    with pytest.raises(ValueError, match="is a hash, so write the value itself"):
+        find_key(store, quota, unused.shown)
+    other = use(store, quota, {"agent": "team", "baggage.user": "writer/joe"})
+    with pytest.raises(ValueError, match=r"All are in use: write one of them\."):
+        find_key(store, quota, text)
+    assert find_key(store, quota, other.shown) == other
+
+
+def test_typed_key_that_looks_like_another_one_is_refused() -> None:
+    """The template has to separate them."""
+    store, windows = MemoryStore(), Windows("month")
+    template = Template("{agent}/{model}")
+    quota = Quota(name="q", unit="model_calls", amount=9, windows=windows, key=template)
+    one = use(store, quota, {"agent": "a", "model": "b/c"})
+    assert find_key(store, quota, "a/b/c") == one
+    use(store, quota, {"agent": "a/b", "model": "c"})
+    with pytest.raises(ValueError, match=r"e\.g\. key: '\{agent\}\|\{model\}'"):
+        find_key(store, quota, "a/b/c")

@@ -216,6 +216,18 @@ def test_money_is_exact_whatever_context_the_application_has_set(traps: list[Any
             {"tokens": 5, "window": "day", "key": "{agent}/{model}", "keys": {"acme": 9}},
             "Keys of quota 'q' look like '{agent}/{model}', got 'acme'.",
         ),
+        (
+            {"tokens": 5, "window": "day", "key": "agent", "keys": {"a\u3000b": 9}},
+            "a value contains the character '\\u3000', which is not printable.",
+        ),
+        (
+            {"tokens": 5, "window": "day", "key": "baggage.user", "keys": {"#77f94bd05649": 9}},
+            "#77f94bd05649 is a hash, so write the value itself.",
+        ),
+        (
+            {"tokens": 5, "window": "day", "key": "{agent}/{model}", "keys": {"a/b/c": 9}},
+            "'a/b/c' can be several keys of quota 'q'. In the policy file, separate the parts of",
+        ),
         ("5 tokens", "must be a mapping with an amount and a window."),
     ],
 )
@@ -239,6 +251,9 @@ quotas:
     max_wait: 5m
   d: {tokens: 1, window: day, key: agent,
       keys: {acme: 0}}
+  e: {tokens: 1, window: day, key: agent,
+      keys: {a: 1,
+             "a\\tb": 2}}
 """
     _, wrong = parse(text, "limits.yaml")
     assert [mistake.split(" must ")[0].split(" has ")[0] for mistake in wrong] == [
@@ -248,6 +263,7 @@ quotas:
         'limits.yaml:7: quotas["c"]: window',
         'limits.yaml:8: quotas["c"]',
         'limits.yaml:10: quotas["d"]: keys["acme"]',
+        "limits.yaml:13: quotas[\"e\"]: Quota 'e'",
     ]
 
 
