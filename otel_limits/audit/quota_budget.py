@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -73,6 +74,18 @@ class WindowUse:
 
 
 @dataclass(slots=True)
+class InvocationUse:
+    """The calls of an invocation, which a quota of invocations counts once, in one window."""
+
+    window: Window
+    key: Key
+    amount: int | None
+    is_charged: bool
+    """Whether a store counted it; otherwise its first call decides."""
+    calls: Counter[Window] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
 class RecordedUse:
     """Usage of one quota by the recorded calls."""
 
@@ -81,8 +94,8 @@ class RecordedUse:
     """Start of its first window in seconds since the epoch; `None` for all."""
     until: float | None
     uses: dict[tuple[Window, Key], WindowUse] = field(default_factory=dict)
-    counted: set[str] = field(default_factory=set)
-    """Invocations with a call that was counted."""
+    invocations: dict[str, InvocationUse] = field(default_factory=dict)
+    """By ID, if the quota counts them."""
     latest: Window | None = None
     doubtful_calls: int = 0
     """Calls of which it is not known whether the quota applies to them."""
@@ -93,26 +106,58 @@ class RecordedUse:
         if charge is not None and charge.count.unit != self.quota.unit:
             charge = None
         window = self._window(call, charge)
-        if not self._is_selected(window):
+        is_selected = self._is_selected(window)
+        # An invocation of these windows may have been counted before them.
+        counts_invocations = self.quota.unit == "invocations"
+        if not is_selected and not counts_invocations:
             return
         applies = self._applies(call, charge)
-        if applies is None:
+        if applies is None and is_selected:
             self.doubtful_calls += 1
         if not applies:
             return
         key = self._key(call, charge)
-        use = self.uses.setdefault((window, key), WindowUse())
-        use.amount = self._amount(call, key)
+        amount = self._amount(call, key)
+        if counts_invocations:
+            counted = InvocationUse(window, key, amount, is_charged=charge is not None)
+            self._add_to(call.invocation, counted)
+            return
+        use = self._use(window, key, amount)
         use.calls += 1
         used = self._used(call, charge)
         use.unpriced += used is None
         use.used += used or 0
-        self.counted.add(call.invocation)
+
+    def _add_to(self, invocation: str, use: InvocationUse) -> None:
+        """Add a call to its invocation, given as if it was counted with this call."""
+        counted = self.invocations.setdefault(invocation, use)
+        # Of concurrent calls, the first that ends need not be the one that was counted.
+        if use.is_charged and not counted.is_charged:
+            use.calls = counted.calls
+            counted = self.invocations[invocation] = use
+        counted.calls[use.window] += 1
+
+    def finish(self) -> None:
+        """Count the invocations, when all of their calls are known."""
+        for invocation in self.invocations.values():
+            for window, calls in invocation.calls.items():
+                if self._is_selected(window):
+                    self._use(window, invocation.key, invocation.amount).calls += calls
+            if self._is_selected(invocation.window):
+                self._use(invocation.window, invocation.key, invocation.amount).used += 1
+        self.invocations.clear()
+
+    def _use(self, window: Window, key: Key, amount: int | None) -> WindowUse:
+        use = self.uses.setdefault((window, key), WindowUse())
+        use.amount = amount
+        return use
 
     def _window(self, call: QuotaCall, charge: Charge | None) -> Window:
         """Return the window in which a call was admitted."""
-        if charge is not None and self._window_at(charge.count.window.start) == charge.count.window:
-            return charge.count.window
+        if charge is not None:
+            window = self._window_at(charge.count.window.start)
+            if window == charge.count.window:
+                return window
         # Without a charge, or of another rule, or of a token bucket, which has no windows.
         return self._window_at(call.started)
 
@@ -172,11 +217,9 @@ class RecordedUse:
         match self.quota.unit:
             case "tokens":
                 return call.tokens
-            case "invocations":
-                return int(call.invocation not in self.counted)
             case "model_calls":
                 return 1
-            case "concurrency":  # A slot is free when its call ends.
+            case "invocations" | "concurrency":  # Not by call; a slot is free when its call ends.
                 return 0
             case "usd":
                 if charge is not None and charge.amount:
@@ -204,6 +247,8 @@ def budget(inquiry: AuditQuery, policy: str | None) -> Answer:
     for call in inquiry.work.through(calls_of(inquiry, quotas)):
         for each in quotas:
             each.add(call)
+    for each in quotas:
+        each.finish()
     title = "Use of quotas"
     return Answer(
         question="budget",
@@ -242,7 +287,13 @@ def calls_of(inquiry: AuditQuery, quotas: Iterable[RecordedUse]) -> Iterator[Quo
     first = min((each for each in starts if each is not None), default=None)
     sources = {source for each in quotas for source in sources_of(each.quota)}
     keys = sorted({audit_key_of(each) for each in sources if each not in ALWAYS_RECORDED})
-    for row, values in calls_since(inquiry.connection, keys, None if None in starts else first):
+    found = calls_since(
+        inquiry.connection,
+        keys,
+        None if None in starts else first,
+        whole=any(each.quota.unit == "invocations" for each in quotas),
+    )
+    for row, values in found:
         charges = decode_charges(row.quota_charges) if row.quota_charges else ()
         yield QuotaCall(
             started=(row.at_us - (row.duration_us or 0)) / MICROSECONDS,

@@ -60,7 +60,7 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
 
 
 def calls_since(
-    connection: sa.Connection, keys: Sequence[str], since: float | None
+    connection: sa.Connection, keys: Sequence[str], since: float | None, *, whole: bool = False
 ) -> Iterator[tuple[sa.Row[Any], dict[str, str | None]]]:
     """Iterate over model calls by time, with the values of audit keys.
 
@@ -68,12 +68,17 @@ def calls_since(
         connection: The ledger.
         keys: The audit keys.
         since: Seconds since the epoch.
+        whole: Begin with the first call of any invocation that has one since then.
     """
     joins = Joins(MODEL_CALL_TABLE)
     # Numbered, as an audit key may have the name of any column.
     values = [joins.column(KEY_PREFIX + key).label(f"k{n}") for n, key in enumerate(keys)]
     columns = [CALLS[name] for name in CALLS_OF_QUOTAS]
     selection = Selection(since_us=None if since is None else int(since * MICROSECONDS))
+    if whole and since is not None:
+        later = Joins(MODEL_CALL_TABLE).select(selection, CALLS.invocation_id)
+        first = sa.select(sa.func.min(CALLS.at_us)).where(CALLS.invocation_id.in_(later))
+        selection = Selection(since_us=connection.scalar(first) or selection.since_us)
     statement = joins.select(selection, *columns, *values).order_by(
         CALLS.day, CALLS.at_us, CALLS.id
     )

@@ -57,6 +57,8 @@ class Call:
     """Its tool calls; `search!` fails, and the part after `=` is the fingerprint. `search?` is
     refused at its cap, and `search??` only observed to be there."""
     side: bool = False
+    charges: str | None = None
+    """What a shared store counted of it."""
 
     @property
     def usage(self) -> Usage:
@@ -162,6 +164,7 @@ class Book:
             stated_cost=None if call.stated is None else Decimal(call.stated),
             listed_price=None if call.listed is None else Decimal(call.listed),
             side=call.side,
+            quota_charges=call.charges,
             turn=turn,
             iteration=turn,
             at=entry.at + number,

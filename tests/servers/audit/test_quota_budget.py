@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(
 QUOTAS: dict[str, dict[str, Any]] = {
     "fleet": {"tokens": 1_000_000, "window": "year"},
     "calls": {"model_calls": 3, "window": "year", "key": "{agent}/{baggage.user}"},
-    "runs": {"invocations": 100, "window": "year"},
+    "runs": {"invocations": 100, "window": "year", "key": "baggage.user"},
     "spend": {"usd": 7, "window": "year", "key": "baggage.user", "where": {"baggage.user": "j*"}},
 }
 QUESTIONS = (

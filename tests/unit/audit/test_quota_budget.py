@@ -12,6 +12,10 @@ from opentelemetry import baggage, context
 from otel_limits import enable
 from otel_limits.cli import main
 from otel_limits.core.events import QuotaUse
+from otel_limits.quotas.keys import Template
+from otel_limits.quotas.recovery import encode_charges
+from otel_limits.quotas.store import Charge, Count
+from otel_limits.quotas.windows import Window
 from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.ledger.book import DAY, NINE, Call, Entry, write
 from tests.price_list import listed
@@ -153,6 +157,36 @@ def test_quotas_of_any_file_are_applied_to_recorded_calls(
         ("spend", "3"),
         ("tokens", "120"),
     ]
+
+
+def test_invocation_is_counted_once_in_the_window_and_key_of_its_first_call(
+    ledger: LedgerFile, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if that window is not selected, and of concurrent calls if another one ends first."""
+    policy.write_text("quotas: {runs: {invocations: 9, window: hour, key: baggage.user}}")
+    nine = Window(NINE, NINE + 3600)
+    key = Template("baggage.user").key_of_text("runs", "ann")
+    count = Count("runs", key.id, nine, "invocations", key.shown)
+    charged = Call(charges=encode_charges([Charge(count=count, amount=1)]))
+    # Their third call begins at ten o'clock.
+    begin = NINE + 3600 - 2
+    write(
+        ledger.address,
+        Entry(calls=[Call()] * 3, at=begin, attributes={"user": "joe"}),
+        Entry(calls=[Call(), charged, Call()], at=begin),
+        Entry(calls=[Call()] * 3, at=begin),
+    )
+
+    def rows(*options: str) -> set[tuple[Any, ...]]:
+        answer = asked(capsys, "--policy", str(policy), *options)["budget"]
+        return {(row["key"], row["since"][11:16], row["used"], row["calls"]) for row in answer}
+
+    joe = Template("baggage.user").key_of_text("runs", "joe").shown
+    of_ten = {(each, "10:00", "0", 1) for each in (joe, key.shown, "(not recorded)")}
+    of_nine = {(each, "09:00", "1", 2) for each in (joe, key.shown, "(not recorded)")}
+    assert rows() == of_nine | of_ten
+    assert rows("--since", "2025-10-09T10:30") == of_ten
+    assert rows("--until", "2025-10-09T10:00") == of_nine
 
 
 def test_amounts_outside_the_ledger_are_named(
