@@ -32,6 +32,8 @@ COLUMNS: Final = (
 )
 HASHED: Final = re.compile(r"#([0-9a-f]{12})")
 """A value from outside in a key as it is shown."""
+BARE_HASH: Final = re.compile(r"(?<![#\w-])[0-9a-f]{12}(?![\w-])")
+"""Such a value without its #, which begins a comment in a shell."""
 CONVERSATION: Final = re.compile(r"[0-9a-f]{8,32}")
 """The hash of a conversation, or its first characters."""
 
@@ -62,22 +64,24 @@ class Asked:
 
     text: str
     values: tuple[str, ...]
-    """The values of keys that it means, as they are shown."""
+    """The values of keys that it means, as they are shown; none if no key can have it."""
     is_hash: bool
 
     @classmethod
     def of(cls, text: str) -> Asked:
         """Read the text: `joe`, `worker/joe`, `#77f94bd05649` or `worker/#77f94bd05649`."""
-        from otel_limits.quotas.keys import displayed, key_text
+        from otel_limits.quotas.keys import displayed, key_text, unusable
 
         hashes = tuple(dict.fromkeys(match[0] for match in HASHED.finditer(text)))
-        return cls(text, hashes or (displayed("baggage", key_text(text)),), bool(hashes))
+        value = () if unusable(text) else (displayed("baggage", key_text(text)),)
+        return cls(text, hashes or value, bool(hashes))
 
     def means(self, key: str) -> bool:
         """Return whether a displayed key has the value, or is the key that is asked for."""
         # The hash in `worker/#77f94bd05649` is that of one part, which other keys have, too.
         is_part = self.is_hash and self.text not in self.values
-        return key == self.text or is_of(key, self.text) or (not is_part and self.values[0] in key)
+        is_value = not is_part and any(value in key for value in self.values)
+        return key == self.text or is_of(key, self.text) or is_value
 
 
 def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
@@ -86,6 +90,7 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
     Raises:
         ConfigurationError: The given policy file contains mistakes.
     """
+    from otel_limits.quotas.keys import unusable
     from otel_limits.settings.policy.file import usable_document, valid_document
 
     # Without the file of the environment, the forms of keys follow from those recorded.
@@ -95,11 +100,16 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
     conversations = list(conversations_of(inquiry, document, name))
     is_conversation = any(each.kind.startswith(name) for each in conversations)
     is_hash = asked.is_hash or is_conversation
-    if is_conversation:  # the hash of a hash is in no key
-        values, keys = {}, {}
+    if is_conversation:  # it is in a key only if a name looks like it
+        values = {value: found for value, found in values.items() if found.records}
+        keys = {key: found for key, found in keys.items() if found.records}
     rows = [
         *(("value of a key", None, value, *found.figures) for value, found in values.items()),
-        *(("key of a quota", quota, key, *found.figures) for (quota, key), found in keys.items()),
+        # A key of agents and models is the name itself.
+        *(
+            ("key of a quota", quota, None if key == name and not is_hash else key, *found.figures)
+            for (quota, key), found in keys.items()
+        ),
         *(("conversation", each.of, each.kind, "yes", *each[2:]) for each in conversations),
         *places_of(inquiry, name),
     ]
@@ -108,7 +118,12 @@ def whois(inquiry: AuditQuery, name: str, policy: str | None) -> Answer:
         named = list(names_of(inquiry, document, asked, {each.kind for each in conversations}))
         rows += [row for each in named for row in places_of(inquiry, each.name)]
         sentences += map(str, named) if named else hints(document, asked, keys)
-    verb = "contains" if any(row[3] == "yes" for row in rows) else "does not contain"
+    is_known = any(row[3] == "yes" for row in rows)
+    verb = "contains" if is_known else "does not contain"
+    if not is_known and BARE_HASH.search(name):
+        sentences.append("Write the hash of a key with its #, and in quotes.")
+    if not (asked.values or keys):
+        sentences.append(f"No key has it, since it {unusable(name)}")
     first = f"The ledger {verb} the {'hash' if is_hash else 'name'}."
     return Answer(
         question="whois",
@@ -140,7 +155,8 @@ def records_of(
     values = {value: Found() for value in asked.values}
     # The form of a key says nothing about a hash: several quotas may have the same.
     written = () if asked.is_hash else keys_in(document, asked.text)
-    keys = {(quota.name, key.shown): Found() for quota, key in written}
+    # A key of agents and models has no hash, so it is only of interest if it is recorded.
+    keys = {(quota.name, key.shown): Found() for quota, key in written if key.shown != asked.text}
     for at_us, quota, key in (*recorded_keys(inquiry), *derived_keys(inquiry, document)):
         for value, found in values.items():
             if value in key:
@@ -160,16 +176,20 @@ def add_halts(
     """Add the halts by quotas: not every call has a charge or an audit key, but they name a key."""
     from otel_limits.ledger import queries
 
-    whole = re.compile(rf" for {re.escape(asked.text)}(?![^\s:;,.])")
     for at_us, quota, sentence in queries.halts_naming(inquiry.connection, "#"):
         for value, found in values.items():
             if value in sentence:
                 found.add(at_us)
-        if asked.is_hash and whole.search(sentence):
+        if asked.is_hash and is_about(sentence, asked.text):
             keys.setdefault((quota, asked.text), Found())
         for (of, key), found in keys.items():
-            if of == quota and HASHED.search(key) and key in sentence:
+            if of == quota and HASHED.search(key) and is_about(sentence, key):
                 found.add(at_us)
+
+
+def is_about(sentence: str, key: str) -> bool:
+    """Return whether the sentence of a halt names a key, and not one that contains it."""
+    return re.search(rf" for {re.escape(key)}(?![^\s:;,.])", sentence) is not None
 
 
 def keys_in(document: Document, name: str) -> Iterator[tuple[Quota, Key]]:
@@ -178,9 +198,10 @@ def keys_in(document: Document, name: str) -> Iterator[tuple[Quota, Key]]:
         quota: Quota = entry.value
         if quota.key.sources:
             try:
-                yield quota, quota.key.key_of_text(quota.name, name)
+                keys = quota.key.keys_of_text(quota.name, name)
             except ValueError:  # of another form
                 continue
+            yield from ((quota, key) for key in keys)
 
 
 def recorded_keys(inquiry: AuditQuery) -> Iterator[tuple[int, str, str]]:
@@ -212,16 +233,15 @@ def derived_keys(inquiry: AuditQuery, document: Document) -> Iterator[tuple[int,
 
 def is_of(key: str, name: str) -> bool:
     """Return whether a displayed key is that of a name, such as `researcher/joe`."""
-    from otel_limits.quotas.keys import displayed, key_text
+    from otel_limits.quotas.keys import displayed, key_text, readings
 
-    parts = HASHED.split(key)
     # `split` with a group alternates texts and hashes: the odd ones are hashes.
-    texts = ("(.+?)" if n % 2 else re.escape(part) for n, part in enumerate(parts))
-    match = re.fullmatch("".join(texts), name)
-    if match is None:
-        return False
-    hashed = [displayed("baggage", key_text(each)) for each in match.groups()]
-    return hashed == [f"#{each}" for each in parts[1::2]]
+    parts = HASHED.split(key)
+    hashes = [f"#{each}" for each in parts[1::2]]
+    return any(
+        [displayed("baggage", key_text(value)) for value in values] == hashes
+        for values in readings(name, parts[::2])
+    )
 
 
 # --- conversations, and names in the open ---------------------------------------------------------

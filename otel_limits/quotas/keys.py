@@ -121,24 +121,24 @@ class Template:
             if text not in ("", EVERYTHING):
                 raise ValueError(f"Quota {quote_value(quota)} has no keys: write {EVERYTHING!r}.")
             return [self._key(quota, [])]
-        readings = list(islice(self._readings(text), MOST_READINGS + 1))
-        if not readings:
+        found = list(islice(self._readings(text), MOST_READINGS + 1))
+        if not found:
             raise ValueError(
                 f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, got {quote_value(text)}."
             )
-        if len(readings) > MOST_READINGS:
+        if len(found) > MOST_READINGS:
             raise ValueError(
                 f"{quote_value(text)} can be more than {MOST_READINGS} keys of quota {quote_value(quota)}: write "
                 "one as it is shown by otel-limits quotas."
             )
-        faults = [self._fault(values) for values in readings]
+        faults = [self._fault(values) for values in found]
         if all(faults):
             raise ValueError(
                 f"Quota {quote_value(quota)} has no key {quote_value(text)}: {faults[0]}"
             )
         return [
             self._key(quota, values)
-            for values, fault in zip(readings, faults, strict=True)
+            for values, fault in zip(found, faults, strict=True)
             if not fault
         ]
 
@@ -161,18 +161,15 @@ class Template:
     def _readings(self, text: str) -> Iterator[list[str]]:
         """Yield the values of each way to split a text at the separators."""
         # `split` with a group alternates text and placeholders: the even ones are text.
-        first, *separators = PLACEHOLDER.split(self._in_braces)[::2]
-        last = separators.pop()
-        if text.startswith(first) and text.endswith(last):
-            yield from _split(text[len(first) : len(text) - len(last)], separators)
+        return readings(text, PLACEHOLDER.split(self._in_braces)[::2])
 
     def _fault(self, values: Sequence[str]) -> str:
         """Say why calls have no key of these values; empty if they can."""
         for source, value in zip(self.sources, values, strict=True):
             if source not in PLAIN_SOURCES and SHOWN_HASH.fullmatch(value):
                 return f"{value} is a hash, so write the value itself."
-            if reason := _unusable(value):
-                return f"a value {reason}. Calls with such a value count as {INVALID!r}."
+            if reason := unusable(value):
+                return f"a value {reason}"
         return ""
 
     def _key(self, quota: str, values: list[str]) -> Key:
@@ -188,8 +185,24 @@ class Template:
         return self.text if "{" in self.text else f"{{{self.text}}}"
 
 
+def readings(text: str, between: Sequence[str]) -> Iterator[list[str]]:
+    """Yield each way to read a text as values that are not empty, with texts between them.
+
+    Args:
+        text: The text.
+        between: The texts before, between and after the values.
+    """
+    first, *others = between
+    if not others:
+        if text == first:
+            yield []
+        return
+    last = others.pop()
+    if text.startswith(first) and text.endswith(last):
+        yield from _split(text[len(first) : len(text) - len(last)], others)
+
+
 def _split(text: str, separators: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each way to split a text into values that are not empty."""
     if not separators:
         if text:
             yield [text]
@@ -227,17 +240,19 @@ def key_text(value: object) -> str:
     """Return a value as key text, or a placeholder if it is absent or unusable."""
     text = value_text(value)
     # All invalid values share one count, so a caller cannot get a new amount with each.
-    return INVALID if _unusable(text) else text
+    return INVALID if unusable(text) else text
 
 
-def _unusable(text: str) -> str:
-    """Say why a text cannot be part of a key; empty if it can."""
+def unusable(text: str) -> str:
+    """Say why a text cannot be part of a key, and how it counts; empty if it can."""
     if len(text) > MAX_VALUE_LENGTH:
-        return f"has {len(text)} characters, more than {MAX_VALUE_LENGTH}"
-    if not text.isprintable():
+        reason = f"has {len(text)} characters, more than {MAX_VALUE_LENGTH}"
+    elif not text.isprintable():
         character = next(each for each in text if not each.isprintable())
-        return f"contains the character {character!a}, which is not printable"
-    return ""
+        reason = f"contains the character {character!a}, which is not printable"
+    else:
+        return ""
+    return f"{reason}. Calls with such a value count as {INVALID!r}."
 
 
 def displayed(source: str, value: str) -> str:

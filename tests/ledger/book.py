@@ -58,7 +58,7 @@ class Call:
     refused at its cap, and `search??` only observed to be there."""
     side: bool = False
     charges: str | None = None
-    """What a shared store counted of it."""
+    """Its charges in a shared store, as they are encoded."""
 
     @property
     def usage(self) -> Usage:

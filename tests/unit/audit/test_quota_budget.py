@@ -164,17 +164,17 @@ def test_invocation_is_counted_once_in_the_window_and_key_of_its_first_call(
 ) -> None:
     """Also if that window is not selected, and of concurrent calls if another one ends first."""
     policy.write_text("quotas: {runs: {invocations: 9, window: hour, key: baggage.user}}")
-    nine = Window(NINE, NINE + 3600)
+    nine = Window(int(NINE), int(NINE) + 3600)
     key = Template("baggage.user").key_of_text("runs", "ann")
     count = Count("runs", key.id, nine, "invocations", key.shown)
     charged = Call(charges=encode_charges([Charge(count=count, amount=1)]))
-    # Their third call begins at ten o'clock.
-    begin = NINE + 3600 - 2
+    # Their fourth call begins at ten o'clock.
+    begin = NINE + 3600 - 3
     write(
         ledger.address,
-        Entry(calls=[Call()] * 3, at=begin, attributes={"user": "joe"}),
-        Entry(calls=[Call(), charged, Call()], at=begin),
-        Entry(calls=[Call()] * 3, at=begin),
+        Entry(calls=[Call()] * 4, at=begin, attributes={"user": "joe"}),
+        Entry(calls=[Call(), charged, Call(), Call()], at=begin),
+        Entry(calls=[Call()] * 4, at=begin),
     )
 
     def rows(*options: str) -> set[tuple[Any, ...]]:
@@ -183,7 +183,7 @@ def test_invocation_is_counted_once_in_the_window_and_key_of_its_first_call(
 
     joe = Template("baggage.user").key_of_text("runs", "joe").shown
     of_ten = {(each, "10:00", "0", 1) for each in (joe, key.shown, "(not recorded)")}
-    of_nine = {(each, "09:00", "1", 2) for each in (joe, key.shown, "(not recorded)")}
+    of_nine = {(each, "09:00", "1", 3) for each in (joe, key.shown, "(not recorded)")}
     assert rows() == of_nine | of_ten
     assert rows("--since", "2025-10-09T10:30") == of_ten
     assert rows("--until", "2025-10-09T10:00") == of_nine

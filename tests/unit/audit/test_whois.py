@@ -50,7 +50,7 @@ def hashed(value: str) -> str:
     return "#" + hashlib.blake2b(value.encode(), digest_size=16).hexdigest()[:12]
 
 
-def fill(ledger: LedgerFile) -> None:
+def fill(ledger: LedgerFile, granted_at: float = NINE) -> None:
     """Joe has a conversation, an audited invocation, and a grant for one of his keys."""
     write(
         ledger.address,
@@ -68,7 +68,7 @@ def fill(ledger: LedgerFile) -> None:
             unit="tokens",
             until=None,
             by="dana@ops",
-            at=NINE,
+            at=granted_at,
             id="1" * 32,
         )
     )
@@ -80,8 +80,19 @@ def halted_joe(
     ledger: LedgerFile, tmp_path: Path, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A quota in memory, which records no charges, halts an agent for Joe."""
+    halt_joe(tmp_path, make_agent, monkeypatch, "baggage.user")
+
+
+def halt_joe(
+    tmp_path: Path, make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """Halt an agent for Joe, by the first of two quotas with a key."""
     policy = tmp_path / "limits.yaml"
-    policy.write_text("quotas: {users: {model_calls: 2, window: year, key: baggage.user}}")
+    policy.write_text(
+        "quotas:\n"
+        f"  users: {{model_calls: 2, window: year, key: '{key}'}}\n"
+        f"  others: {{model_calls: 9, window: year, key: '{key}'}}\n"
+    )
     monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     enable()
     token = context.attach(baggage.set_baggage("user", "joe"))
@@ -126,10 +137,16 @@ def test_hashes_of_an_unknown_name_follow_from_the_policy_file(
         ("value of a key", None, hashed("worker/ann"), 0),
         ("key of a quota", "users", hashed("worker/ann"), 0),
         ("key of a quota", "pairs", f"worker/{hashed('ann')}", 0),
-        ("key of a quota", "agents", "worker/ann", 0),
     }
     assert {(row["known"], row["first"]) for row in answer["whois"]} == {("no", None)}
     assert answer["summary"] == "The ledger does not contain the name."
+    # Other values have this key, too.
+    answer = asked(capsys, "a\u3000b", "--policy", str(policy))
+    assert rows_of(answer) == set()
+    assert answer["summary"] == (
+        "The ledger does not contain the name. No key has it, since it contains the character "
+        "'\\u3000', which is not printable. Calls with such a value count as '(invalid)'."
+    )
 
 
 @pytest.mark.usefixtures("halted_joe")
@@ -139,6 +156,7 @@ def test_a_halt_by_a_quota_in_memory_names_the_key(capsys: pytest.CaptureFixture
     assert rows_of(answer) == {
         ("value of a key", None, hashed("joe"), 1),
         ("key of a quota", "users", hashed("joe"), 1),
+        ("key of a quota", "others", hashed("joe"), 0),
     }
     assert answer["summary"] == "The ledger contains the name."
     assert {row["known"] for row in asked(capsys, "ann")["whois"]} == {"no"}
@@ -155,6 +173,24 @@ def test_a_key_follows_from_audit_keys_of_calls_without_charges(
     assert ("value of a key", None, hashed("joe"), 2) in rows
     assert ("key of a quota", "users", hashed("joe"), 1) in rows
     assert ("key of a quota", "pairs", f"worker/{hashed('joe')}", 1) in rows
+    # Without a hash, the name itself is the key.
+    assert ("key of a quota", "agents", None, 2) in rows_of(
+        asked(capsys, "worker", "--policy", str(policy))
+    )
+
+
+def test_first_and_last_record_of_a_hash_are_found_in_any_order(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Changes by operators are read before calls."""
+    fill(ledger, granted_at=NINE + 9)
+    write(ledger.address, Entry(attributes={"user": "joe"}), first=9)
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(POLICY)
+    answer = asked(capsys, "joe", "--policy", str(policy))
+    (pair,) = (row for row in answer["whois"] if row["of"] == "pairs")
+    times = ("2025-10-09T09:00:00+00:00", "2025-10-09T09:00:09+00:00")
+    assert (pair["records"], pair["first"], pair["last"]) == (2, *times)
 
 
 def test_a_hash_is_found_with_the_name_that_the_ledger_has(
@@ -197,10 +233,33 @@ def test_a_hash_without_a_name_names_its_audit_key(capsys: pytest.CaptureFixture
     answer = asked(capsys, hashed("ann"))
     assert answer["summary"].startswith("The ledger does not contain the hash.")
     assert {row["known"] for row in answer["whois"]} == {"no"}
+    # In a shell, # begins a comment.
+    assert asked(capsys, hashed("joe")[1:])["summary"] == (
+        "The ledger does not contain the name. Write the hash of a key with its #, and in quotes."
+    )
+    for name in ("joe", "cafe", "550e8400-e29b-41d4-a716-446655440000"):
+        assert "Write the hash" not in asked(capsys, name)["summary"]
+
+
+def test_a_hash_is_not_that_of_a_key_that_contains_it(
+    ledger: LedgerFile,
+    tmp_path: Path,
+    make_agent: MakeAgent,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A halt names the whole key."""
+    halt_joe(tmp_path, make_agent, monkeypatch, "{baggage.user}/{agent}")
+    assert rows_of(asked(capsys, hashed("joe"))) == {("value of a key", None, hashed("joe"), 1)}
+    whole = f"{hashed('joe')}/tester"
+    assert ("key of a quota", "users", whole, 1) in rows_of(asked(capsys, whole))
 
 
 def test_a_conversation_is_found_by_its_name_and_by_its_hash(
-    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ledger: LedgerFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The name is the ID of a session, or the value that names conversations."""
     keyed = conversation_hash("worker", keyed_identity("attribute.user.id", "joe"))
@@ -211,12 +270,20 @@ def test_a_conversation_is_found_by_its_name_and_by_its_hash(
         Entry(session="anna", conversation=thread),
     )
     monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_KEY", "attribute.user.id")
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(POLICY)
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
     for name, hash_, place in (("anna", thread, "session"), ("joe", keyed, "audit key user.id")):
         row = ("conversation", "worker", hash_, 1)
         assert row in rows_of(asked(capsys, name))
-        for text in (hash_, hash_[:8]):
+        for text in (hash_, hash_[:12]):
             answer = asked(capsys, text)
             assert row in rows_of(answer)
+            # The hash of the hash is in no key.
+            assert {kind for kind, *_ in rows_of(answer)} == {
+                "conversation",
+                place.removesuffix(" user.id"),
+            }
             assert answer["summary"] == (
                 f"The ledger contains the hash. {hash_} is the hash of {name!r}, recorded as "
                 f"{place}."
@@ -246,11 +313,15 @@ def test_a_question_stores_nothing_and_its_answer_has_no_name(
     ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An answer that is filed is no list of names and their hashes."""
-    write(ledger.address, Entry())
+    write(ledger.address, Entry(), Entry(agent="joe.public@example.com"))
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(POLICY)
     files = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
     for form in ("table", "json", "csv", "html"):
-        assert main(["audit", "whois", "joe.public@example.com", "--format", form]) == 0
-        assert "public" not in capsys.readouterr().out
+        for name in ("joe.public@example.com", "jane.public@example.com"):
+            arguments = ("--policy", str(policy), "--format", form)
+            assert main(["audit", "whois", name, *arguments]) == 0
+            assert "public" not in capsys.readouterr().out
     after = {each: each.read_bytes() for each in tmp_path.rglob("*") if each.is_file()}
-    assert not any(b"public" in each for each in after.values())
+    assert not any(b"jane.public" in each for each in after.values())
     assert after[ledger.path] == files[ledger.path]
