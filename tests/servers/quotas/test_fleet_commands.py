@@ -440,6 +440,25 @@ def test_a_grant_to_a_key_that_was_never_used_is_listed(used: Any, run: Run) -> 
     assert [each["used"] for each in rows if each["limit"] == 1500] == [0]
 
 
+def test_block_applies_to_the_key_of_the_agent_and_is_otherwise_refused(
+    used: Any, run: Run
+) -> None:
+    """The name of the agent contains the separator of the key."""
+    used.name = "team/writer"
+    status, _, err = run("quotas", "block", "tenants", "team/writer/acme")
+    assert status == 2
+    assert "can be several keys of quota 'tenants': team/#" in err
+    assert "None is in use." in err
+    run("quotas", "reset", "daily")
+    with carrying(tenant__id="acme"):
+        used("go")
+        assert run("quotas", "block", "tenants", "team/writer/acme")[0] == 0
+        assert used("go").stop_reason == "quota_exceeded"
+    status, _, err = run("quotas", "block", "tenants", "writer/" + "x" * 200)
+    assert status == 2
+    assert "a value has 200 characters, more than 128. Calls with such a value count as" in err
+
+
 def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     """Other keys are unaffected, and unblocking restores it."""
     arguments = ("tenants", "writer/acme")
