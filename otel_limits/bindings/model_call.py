@@ -59,6 +59,10 @@ IDS: Final = itertools.count(1)
 UNKNOWN_MODEL: Final = "unknown"
 """The model of a request whose binding does not know it, or could not describe the request."""
 
+ENDED: Final = (
+    "otel-limits has not sent this model call: its agent ended while the call waited for a quota."
+)
+
 LEFT: Final = (GeneratorExit, asyncio.CancelledError)
 """How a stream ends for the model if its reader does not read it to the end."""
 
@@ -585,14 +589,19 @@ class ModelCallInProgress(ABC):
                 self.run.calls.release(call)
 
     def _opened(self, invocation: InvocationInProgress) -> Refusal | None:
-        """Send calls whose invocation has ended while they waited, as its threads may do."""
-        for call in self.calls:
-            if not call.is_open:
-                if invocation.verdict is not None:
-                    return Refusal(invocation.verdict)
-                call.is_open, call.is_of_loop = True, False  # counted like any call after the end
-        self._begin(invocation)
-        return None
+        """Begin the calls, unless their invocation has ended while they waited, as in a thread.
+
+        Raises:
+            asyncio.CancelledError: It has ended without a halt.
+        """
+        if not self.run.finished or self.run.released:
+            self._begin(invocation)
+            return None
+        self._release()
+        if invocation.verdict is not None:
+            return Refusal(invocation.verdict)
+        # Not an `Exception`, after which the code around the call would try again.
+        raise asyncio.CancelledError(ENDED)
 
     def note_sent(self) -> None:
         """Note that the calls are sent, in a new cycle of the agent's loop."""

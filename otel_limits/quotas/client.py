@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
@@ -21,7 +21,6 @@ from otel_limits.quotas.needs import (
 )
 from otel_limits.quotas.refusals import without_price
 from otel_limits.quotas.store import (
-    Charge,
     CountState,
     Demand,
     Operation,
@@ -33,6 +32,7 @@ from otel_limits.quotas.store import (
     Reserve,
     Settle,
     StoreError,
+    StoreOutageError,
 )
 
 if TYPE_CHECKING:
@@ -106,6 +106,9 @@ class StoreClient:
             reservation: What to reserve.
             forced: Reserve even if the remainder is too small.
 
+        Returns:
+            A reply that is `admitted` or `refused`.
+
         Raises:
             StoreError: The store did not answer.
         """
@@ -116,10 +119,19 @@ class StoreClient:
             asked = Reserve(
                 reservation.id, reservation.demands, self.lease_seconds, reservation.waited
             )
-            reply = await self._ask(asked, deadline)
+            was_unclaimed, reservation.is_unclaimed = reservation.is_unclaimed, True
+            try:
+                reply = await self._ask(asked, deadline)
+            except StoreOutageError:  # it was not sent
+                reservation.is_unclaimed = was_unclaimed
+                raise
+            if reply.status == "refused" and not any(need.waits for need in reservation.needs):
+                reservation.is_unclaimed = False
+            if reply.status in ("admitted", "refused"):
+                return reply
             # The reply contained the store's time, so the next attempt uses the right windows.
             if reply.status != "elsewhere":
-                return reply
+                raise PermanentStoreError(f"the reservation is {reply.status} before its grant")
         raise StoreError("the store's clock is outside the requested windows")
 
     def fill(self, reservation: QuotaReservation, *, forced: bool) -> None:
@@ -211,7 +223,11 @@ class StoreClient:
         await self._ask(ReadConversation(key), deadline, on_reply)
 
     def settle_later(self, reservation: QuotaReservation) -> None:
-        """Settle a reservation without waiting."""
+        """Settle a reservation without waiting.
+
+        That of a call without usage releases what the store has reserved, or reserves later, and
+        what the call needed while it waited.
+        """
         self.executor.send(settlement_of(reservation))
 
     def reserve_later(self, reservation: QuotaReservation) -> None:
@@ -219,6 +235,7 @@ class StoreClient:
 
         It keeps other workers from using what the in-flight call still needs.
         """
+        reservation.is_unclaimed = True
         demands = tuple(replace(each, enforced=False) for each in reservation.demands)
         self.executor.send(Reserve(reservation.id, demands, self.lease_seconds))
 
@@ -252,11 +269,18 @@ class StoreClient:
             for demand in reservation.demands
         ]
 
-    def release(self, reservation: QuotaReservation) -> None:
-        """Release what the store may have reserved, and what a waiting call needed."""
-        # A settlement of 0 releases the lease even if it arrives before the reservation.
-        charges = tuple(Charge(count=demand.count, amount=0) for demand in reservation.demands)
-        self.executor.send(Settle(reservation.id, charges))
+    async def wait_for_first(self, first: QuotaReservation, max_wait: float) -> bool:
+        """Wait until another request is granted or has ended.
+
+        Args:
+            first: Its reservation.
+            max_wait: For how many seconds it may wait for quota.
+
+        Returns:
+            False if that takes too long, e.g. because its event loop is blocked.
+        """
+        await self._wait(first.decided, self._clock.now() + self._timeout + max_wait)
+        return first.decided.done()
 
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
@@ -292,7 +316,7 @@ class StoreClient:
             raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
-    async def _wait(self, future: Future[Reply], deadline: float) -> None:
+    async def _wait(self, future: Future[Any], deadline: float) -> None:
         """Wait until `future` is done, or until the deadline.
 
         Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
@@ -304,7 +328,7 @@ class StoreClient:
             if not answered.done():
                 answered.set_result(None)
 
-        def wake(_: Future[Reply]) -> None:
+        def wake(_: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answer)
 

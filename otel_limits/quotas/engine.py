@@ -48,7 +48,6 @@ from otel_limits.quotas.store import (
     PermanentStoreError,
     Reply,
     StoreError,
-    StoreOutageError,
     resets_at,
 )
 from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
@@ -117,16 +116,24 @@ class Engine:
                     return refusal
             if request.is_refused():
                 return None
-            reservation = self._reservations.open(request)
+            reservation = self._reservations.ask(request)
             if reservation is None:
                 return None
+            await self._wait_for_first_call(reservation)
             return self._leave_unpriced(reservation) or await self._reserve_or_refuse(reservation)
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             INTERNAL_ERRORS.report("quotas", error)
-            if reservation is not None and not reservation.demands:
-                # Nothing was asked of the store: the call counts like one without admission.
-                self._reservations.drop(reservation)
             return None
+        except GeneratorExit:
+            # By the garbage collector at any moment, also under a lock of the store: it expires.
+            if reservation is not None:
+                reservation.is_unclaimed = False
+            raise
+        finally:
+            # Also for a call whose task was cancelled. One that is sent without a grant counts
+            # like a call without admission.
+            if reservation is not None:
+                self._withdraw(reservation)
 
     async def settle(self, invocation_id: str, call_id: str = "") -> None:
         """Settle the call; during an outage, the store worker buffers the settlement."""
@@ -172,6 +179,27 @@ class Engine:
 
     # --- before a call ----------------------------------------------------------------------------
 
+    async def _wait_for_first_call(self, reservation: QuotaReservation) -> None:
+        """Wait for an earlier call whose grant counts the invocation; without it, this one may."""
+        while (first := self._reservations.first_of(reservation)) is not None:
+            waits = (need.quota.max_wait for need in first.needs if need.waits)
+            if not await self.client.wait_for_first(first, max(waits, default=0.0)):
+                return
+
+    def _grant(self, reservation: QuotaReservation) -> bool:
+        """Hand a reservation over to its call; False if the invocation has ended."""
+        is_granted = self._reservations.grant(reservation)
+        if is_granted and reservation.demands:
+            self.client.hold(reservation)
+        return is_granted
+
+    @suppress_errors("quotas")
+    def _withdraw(self, reservation: QuotaReservation) -> None:
+        """End a request; without a grant, release what the store may have reserved."""
+        self._reservations.withdraw(reservation)
+        if reservation.is_unclaimed:
+            self.client.settle_later(reservation)
+
     def _leave_unpriced(self, reservation: QuotaReservation) -> Verdict | None:
         """Skip quotas in USD if the price is unknown, or refuse because of them."""
         unpriced = [need for need in reservation.needs if need.amount == UNPRICED]
@@ -180,32 +208,28 @@ class Engine:
         reservation.leave_out(unpriced)
         if reservation.request.unpriced != "halt":
             return None
-        verdict = verdict_of(
+        return verdict_of(
             [(need, self.client.without_price(need)) for need in unpriced if need.is_enforced]
         )
-        if verdict is not None:
-            self._reservations.drop(reservation)
-        return verdict
 
     async def _reserve_or_refuse(self, reservation: QuotaReservation) -> Verdict | None:
         if not reservation.needs:
+            self._grant(reservation)
             return None
         try:
             admission = await self._admissions.reserve(reservation)
         except WaitCancelledError:
-            # If it is sent anyway, it is counted like a call without admission.
-            self._reservations.drop(reservation)
-            self.client.release(reservation)
             return None
         except StoreError as error:
             # A permanent error is not an outage: a count that cannot be kept has no share.
             if not isinstance(error, PermanentStoreError):
                 self.client.fallback.enter_outage()
-            # A slow store may still make the reservation, which must then be released.
-            return self._degrade(reservation, was_sent=not isinstance(error, StoreOutageError))
+            return self._degrade(reservation)
         reply = admission.reply
         if reply.status == "refused":
             return await self._refuse(reservation, admission)
+        if not self._grant(reservation):
+            return None
         # A quota in observe mode admits the call and still returns its verdict.
         observed = unmet_needs(reservation.asked, reply, enforced=False)
         # For an admitted call, only unenforced needs can be unmet.
@@ -218,8 +242,6 @@ class Engine:
     async def _reserve(self, reservation: QuotaReservation) -> Reply:
         reply = await self.client.reserve(reservation, forced=False)
         self._publish_use(reservation, reply.states)
-        if reply.status == "admitted":
-            self.client.hold(reservation)
         return reply
 
     async def _refuse(
@@ -236,17 +258,12 @@ class Engine:
             # without a reservation, the call is still settled.
             with contextlib.suppress(StoreError):
                 await self.client.reserve(reservation, forced=True)
-                self.client.hold(reservation)
-        else:
-            self._reservations.drop(reservation)
-            # Later calls must not leave room for it.
-            if any(need.waits for need in reservation.needs):
-                self.client.release(reservation)
+            self._grant(reservation)
         return verdict
 
     # --- without the store ------------------------------------------------------------------------
 
-    def _degrade(self, reservation: QuotaReservation, *, was_sent: bool) -> Verdict | None:
+    def _degrade(self, reservation: QuotaReservation) -> Verdict | None:
         """Decide by this worker's local share, then by `on_store_error`."""
         fallback = self.client.fallback
         # Fill again: an attempt may have ended half-way, and the current windows decide.
@@ -257,12 +274,9 @@ class Engine:
             self._publish_decisions_without_store(reservation, outcome)
             if outcome.is_admitted:
                 self.client.reserve_later(reservation)
-                self.client.hold(reservation)
+                self._grant(reservation)
                 return None
             denied = self._denied(outcome)
-        self._reservations.drop(reservation)
-        if was_sent:
-            self.client.release(reservation)
         return verdict_of(denied)
 
     def _blocked(self, reservation: QuotaReservation) -> list[Denied]:
@@ -329,34 +343,35 @@ class Engine:
 class InvocationState:
     """Quota state of an invocation in progress."""
 
-    reservations: dict[str, QuotaReservation] = field(default_factory=dict)
-    """The open reservation of each call in flight, by its ID."""
+    asked: list[QuotaReservation] = field(default_factory=list)
+    """Those that are not decided yet, in the order of their requests."""
+    granted: dict[str, QuotaReservation] = field(default_factory=dict)
+    """Those of the calls in flight, by the ID of the call."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of its agent."""
     counted: set[str] = field(default_factory=set)
     """Names of quotas that already counted the invocation."""
 
-    def counts_invocation(self, quota: str) -> bool:
-        """Return whether a quota has counted the invocation, or is about to."""
-        return quota in self.counted or any(
-            need.quota.name == quota and need.quota.unit == "invocations"
-            for reservation in self.reservations.values()
-            for need in reservation.needs
-        )
+    def counted_in(self) -> set[str]:
+        """Return the quotas that have counted the invocation, or do so with a call in flight."""
+        return self.counted.union(*(each.counts_invocation_in for each in self.granted.values()))
 
     def close(self, call_id: str) -> QuotaReservation | None:
-        """Remove and return the reservation of a call; the caller must settle it."""
-        reservation = self.reservations.pop(call_id, None)
-        # Only after a sent call: a refused call leaves the invocation uncounted.
-        if reservation is not None and reservation.calls:
-            self.counted.update(
-                need.quota.name for need in reservation.needs if need.quota.unit == "invocations"
-            )
+        """Remove and return the reservation of a call in flight; the caller must settle it."""
+        reservation = self.granted.pop(call_id, None)
+        if reservation is not None:
+            reservation.status = "ended"
+            # Only after a sent call: one that is not sent leaves the invocation uncounted.
+            if reservation.calls:
+                self.counted |= reservation.counts_invocation_in
         return reservation
 
 
 class Reservations:
-    """Open reservations by invocation, and estimates from earlier calls.
+    """Reservations by invocation until they are settled, and estimates from earlier calls.
+
+    Each is asked for, then granted, and then settled with its call; or it ends without a grant, if
+    it is refused, its request is abandoned, or its invocation ends.
 
     Args:
         quotas: Returns the current quotas.
@@ -384,8 +399,8 @@ class Reservations:
         self._invocations: dict[str, InvocationState] = {}
         self._estimates = Estimates()
 
-    def open(self, request: AdmissionRequest) -> QuotaReservation | None:
-        """Open a reservation; `None` when no quota applies."""
+    def ask(self, request: AdmissionRequest) -> QuotaReservation | None:
+        """Begin a reservation, which the caller must end; `None` when no quota applies."""
         # Before the lock, because it runs application code of attribute types.
         lookup = lookup_of(request)
         applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
@@ -403,23 +418,69 @@ class Reservations:
                 )
                 for what in {quota.reserve for quota in applying}
             }
+            counted = state.counted_in()
             needs = [
                 need_of(quota, request, lookup, estimates[quota.reserve], self._price)
                 for quota in applying
                 # An invocation is counted by its first call only.
-                if not state.counts_invocation(quota.name)
+                if quota.name not in counted
             ]
             if not needs:
                 return None
             reservation = QuotaReservation(f"{self._owner}-{next(self._numbers)}", request, needs)
-            state.reservations[request.call_id] = reservation
+            state.asked.append(reservation)
             return reservation
+
+    def first_of(self, reservation: QuotaReservation) -> QuotaReservation | None:
+        """Return an earlier request whose grant would count the invocation, if there is one.
+
+        Needs of quotas that have counted it are left out.
+        """
+        with self._lock:
+            names = reservation.counts_invocation_in
+            state = self._invocations.get(reservation.request.invocation.id)
+            if not names or state is None or reservation not in state.asked:
+                return None
+            counted = names & state.counted_in()
+            done = [each for each in reservation.needs if each.quota.name in counted]
+            reservation.leave_out(done)
+            for earlier in state.asked:
+                if earlier is reservation:
+                    break
+                if earlier.counts_invocation_in & (names - counted):
+                    return earlier
+            return None
+
+    def grant(self, reservation: QuotaReservation) -> bool:
+        """Make it the reservation of a call in flight; False if the invocation has ended."""
+        with self._lock:
+            state = self._invocations.get(reservation.request.invocation.id)
+            if state is None or reservation not in state.asked:
+                return False
+            # Only if requests could not wait for each other, as an event loop was blocked.
+            reservation.repeated = reservation.counts_invocation_in & state.counted_in()
+            state.asked.remove(reservation)
+            state.granted[reservation.request.call_id] = reservation
+            reservation.status, reservation.is_unclaimed = "granted", False
+        reservation.decided.set_result(None)
+        return True
+
+    def withdraw(self, reservation: QuotaReservation) -> None:
+        """End a request that was not granted."""
+        with self._lock:
+            if reservation.status != "asked":
+                return
+            state = self._invocations.get(reservation.request.invocation.id)
+            if state is not None:
+                state.asked.remove(reservation)
+            reservation.status = "ended"
+        reservation.decided.set_result(None)
 
     def record(self, call: ModelCall) -> QuotaReservation | None:
         """Record the usage of a call on its reservation; `None` if no quota applies."""
         with self._lock:
             state = self._invocations.get(call.invocation.id)
-            reservation = None if state is None else state.reservations.get(call.call_id)
+            reservation = None if state is None else state.granted.get(call.call_id)
             # A second call after one admission gets its own reservation: the first may be settled
             # by now, and a reservation counts once.
             if reservation is None or reservation.calls:
@@ -428,36 +489,32 @@ class Reservations:
             return reservation
 
     def held(self) -> list[QuotaReservation]:
-        """Return the reservations that were admitted."""
+        """Return the reservations that are held in the store."""
         with self._lock:
             return [
                 reservation
                 for state in self._invocations.values()
-                for reservation in state.reservations.values()
+                for reservation in state.granted.values()
                 if reservation.leased_at is not None
             ]
 
     def close(self, invocation_id: str, call_id: str) -> QuotaReservation | None:
-        """Remove and return the open reservation of a call, if any; the caller settles it."""
+        """Remove and return the reservation of a call in flight; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
             return None if state is None else state.close(call_id)
 
-    def drop(self, reservation: QuotaReservation) -> None:
-        """Discard the reservation of a call that is not sent."""
-        with self._lock:
-            request = reservation.request
-            state = self._invocations.get(request.invocation.id)
-            if state is not None:
-                state.reservations.pop(request.call_id, None)
-
     def end(self, invocation_id: str) -> None:
-        """Settle the open reservations of a finished invocation and forget it."""
+        """Settle the calls in flight of a finished invocation, end its requests, and forget it."""
         with self._lock:
-            state = self._invocations.pop(invocation_id, None)
-            if state is not None:
-                for call_id in tuple(state.reservations):
-                    self._settle(state, call_id)
+            state = self._invocations.get(invocation_id)
+            if state is None:
+                return
+            for reservation in tuple(state.asked):
+                self.withdraw(reservation)
+            for call_id in tuple(state.granted):
+                self._settle(state, call_id)
+            del self._invocations[invocation_id]
 
     # --- under the lock ---------------------------------------------------------------------------
 
@@ -472,7 +529,7 @@ class Reservations:
             input=call.usage.input,
             attributes=state.attributes if state is not None else {},
         )
-        reservation = self.open(request)
+        reservation = self.ask(request)
         if reservation is not None:
             # It was already sent and cannot be refused.
             reservation.needs = [
@@ -481,6 +538,7 @@ class Reservations:
                 if need.quota.unit != "usd" or call.charge is not None
             ]
             self._client.fill(reservation, forced=True)
+            self.grant(reservation)
             self._note(reservation, call)
             self._settle(self._invocations[call.invocation.id], call.call_id)
         return reservation
@@ -509,7 +567,12 @@ SHORTEST_SECONDS: Final = 0.01
 
 
 class WaitCancelledError(Exception):
-    """Quotas were disabled, or the agent was cancelled, while a call waited."""
+    """Quotas were disabled, or the agent was cancelled or has ended, while a call waited."""
+
+
+def is_cancelled(reservation: QuotaReservation) -> bool:
+    """Return whether a call need not wait for its reservation any longer."""
+    return reservation.status == "ended" or reservation.request.is_cancelled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -606,14 +669,14 @@ class Admissions:
         """Reserve what a call needs, immediately or after queueing.
 
         Raises:
-            WaitCancelledError: Quotas were disabled, or the agent was cancelled.
+            WaitCancelledError: Quotas were disabled, or the agent was cancelled or has ended.
             StoreError: The store did not answer.
         """
         needs = {need.queue: need for need in reservation.needs if need.waits}
         if not needs:
             return AdmissionOutcome(await self._ask(reservation))
         sharers = {queue: need.sharer for queue, need in needs.items()}
-        waiter = self._queues.join(sharers, reservation.request.is_cancelled)
+        waiter = self._queues.join(sharers, lambda: is_cancelled(reservation))
         attempt = AdmissionAttempt(reservation, needs, waiter, self._now)
         try:
             return await self._retry(attempt)

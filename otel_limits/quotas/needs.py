@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from opentelemetry import baggage
 
@@ -74,9 +75,13 @@ class QuotaNeed:
         return self.quota.name, self.key.id
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class QuotaReservation:
-    """The amounts of a model call in quotas, from its admission request to its settlement."""
+    """The amounts of a model call in quotas, from its admission request to its settlement.
+
+    It belongs to the request until it is granted, and then to the call. If the request ends
+    without a grant, however that happens, it releases what the store may have reserved.
+    """
 
     id: str
     request: AdmissionRequest
@@ -85,6 +90,13 @@ class QuotaReservation:
     """Requested from the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
     """The local store that holds it during an outage."""
+    status: Literal["asked", "granted", "ended"] = "asked"
+    decided: Future[None] = field(default_factory=Future)
+    """Done once it is granted, or has ended without a grant."""
+    is_unclaimed: bool = False
+    """True if the store may have reserved it, or leaves room for it, and it is not granted."""
+    repeated: frozenset[str] = frozenset()
+    """Quotas that another call of the invocation has counted it in."""
     leased_at: float | None = None
     """When it was last leased, in monotonic seconds; `None` before it is held."""
     waited: float = 0.0
@@ -93,6 +105,12 @@ class QuotaReservation:
     """1 once the call has ended; 0 until then and if it was never sent."""
     tokens: int = 0
     cost: Decimal = NO_COST
+
+    @property
+    def counts_invocation_in(self) -> frozenset[str]:
+        """Names of the quotas that count the invocation by this call."""
+        names = (each.quota.name for each in self.needs if each.quota.unit == "invocations")
+        return frozenset(names)
 
     def leave_out(self, needs: Sequence[QuotaNeed]) -> None:
         """Drop needs that are not reserved."""
@@ -109,7 +127,7 @@ class QuotaReservation:
         return tuple(
             Charge(
                 count=demand.count,
-                amount=charged_amount(need.quota.unit, self),
+                amount=charged_amount(need.quota, self),
                 known=demand.known,
                 # A call that was not sent says nothing about others.
                 model=demand.model if self.calls else "",
@@ -178,15 +196,17 @@ def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> De
     )
 
 
-def charged_amount(unit: Unit, reservation: QuotaReservation) -> int:
-    """Return the usage of a call, in parts of a unit."""
-    match unit:
+def charged_amount(quota: Quota, reservation: QuotaReservation) -> int:
+    """Return the usage of a call, in parts of the quota's unit."""
+    match quota.unit:
         case "tokens":
             return reservation.tokens
         case "usd":
             return parts_of_usd(reservation.cost)
-        case "model_calls" | "invocations":
+        case "model_calls":
             return reservation.calls
+        case "invocations":
+            return 0 if quota.name in reservation.repeated else reservation.calls
         case "concurrency":  # A slot is free when its call ends: nothing remains used.
             return 0
 

@@ -10,6 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
 
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
@@ -28,8 +30,9 @@ from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import FakeTime, ScriptedModel, endless, says
+from otel_limits.testing import FakeTime, ScriptedChatModel, ScriptedModel, endless, says
 from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually
+from tests.quotas.waiters import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -322,6 +325,28 @@ def test_short_store_pause_halts_no_agent(
         patch.setattr(CLOCK, "wait", wait)
         assert asyncio.run(ask_all()) == {"end_turn"}
     assert next(waits) > 10
+
+
+def test_call_that_is_cancelled_before_the_reply_keeps_nothing(hold: Hold, server: Server) -> None:
+    """Its own retry finds the slot free, although the store made the reservation."""
+    hold({"slot": {"concurrency": 1}, "q": CALLS}, server.url)
+    model = ScriptedChatModel(endless(says("done")))
+
+    async def work(_: Any) -> dict[str, Any]:
+        await model.ainvoke("go")
+        server.client.execute_command("CLIENT", "PAUSE", "600000", "WRITE")
+        task = asyncio.ensure_future(model.ainvoke("go"))
+        await until(lambda: server.client.info("clients")["blocked_clients"] > 0)
+        task.cancel()
+        await asyncio.wait([task])
+        server.client.execute_command("CLIENT", "UNPAUSE")
+        return {"messages": [AIMessage((await model.ainvoke("go")).text)]}
+
+    graph = StateGraph(MessagesState).add_node("work", work).add_edge(START, "work").compile()
+    asyncio.run(graph.ainvoke({"messages": []}))
+    used = {name: otel_limits.remaining(name) for name in ("slot", "q")}
+    assert (model.calls, used["q"].used) == (2, 2)
+    assert [each.reserved for each in used.values()] == [0, 0]
 
 
 def test_the_first_call_of_a_process_finds_a_distant_store(
