@@ -124,12 +124,13 @@ class Template:
         found = list(islice(self._readings(text), MOST_READINGS + 1))
         if not found:
             raise ValueError(
-                f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, got {quote_value(text)}."
+                f"Keys of quota {quote_value(quota)} look like {quote_value(self.text)}, "
+                f"got {quote_value(text)}."
             )
         if len(found) > MOST_READINGS:
             raise ValueError(
-                f"{quote_value(text)} can be more than {MOST_READINGS} keys of quota {quote_value(quota)}: write "
-                "one as it is shown by otel-limits quotas."
+                f"{quote_value(text)} can be more than {MOST_READINGS} keys of quota "
+                f"{quote_value(quota)}: write one as it is shown by otel-limits quotas."
             )
         faults = [self._fault(values) for values in found]
         if all(faults):
