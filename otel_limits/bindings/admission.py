@@ -7,7 +7,7 @@ decides for all bindings which calls may be sent, and the action at a limit.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.bindings.gateways import (
@@ -22,7 +22,7 @@ from otel_limits.bindings.gateways import (
 )
 from otel_limits.bindings.waits import PendingWaits, wait_for
 from otel_limits.core.errors import LimitReachedError, StopNote, limit_reached
-from otel_limits.core.halt_texts import for_end_user
+from otel_limits.core.halt_texts import NOTHING_TO_SUM_UP, for_end_user, no_last_answer
 from otel_limits.core.internal_errors import (
     INTERNAL_ERRORS,
     report_suppressed,
@@ -123,7 +123,7 @@ class Admission:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
-        can_be_last: bool = True,
+        obstacle: str = "",
         can_ask: bool = True,
     ) -> Refusal | None:
         """Decide whether a call may be sent, by limits and quotas. See `reserve_or_refuse`.
@@ -131,9 +131,9 @@ class Admission:
         Limits that are reached refuse it, without asking quotas. Otherwise it waits for quotas, and
         then all limits decide: other agents may have used up a shared one while it waited.
         """
-        request = self.admission_request(call, attributes, can_be_last=can_be_last)
+        request = self.admission_request(call, attributes, obstacle=obstacle)
         quota_verdict = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
+        refusal = self._decided(call, quota_verdict, obstacle=obstacle, can_ask=can_ask)
         if refusal is not None:
             await self.settle_quotas(call.id)
         return refusal
@@ -143,13 +143,13 @@ class Admission:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
-        can_be_last: bool = True,
+        obstacle: str = "",
         can_ask: bool = True,
     ) -> Refusal | None:
         """Do the same as `admit_call` in a thread that may block."""
-        request = self.admission_request(call, attributes, can_be_last=can_be_last)
+        request = self.admission_request(call, attributes, obstacle=obstacle)
         quota_verdict = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
+        refusal = self._decided(call, quota_verdict, obstacle=obstacle, can_ask=can_ask)
         if refusal is not None and request is not None:
             wait_for(self.settle_quotas(call.id))
         return refusal
@@ -173,10 +173,10 @@ class Admission:
 
     @suppress_lapses("binding")
     def _decided(
-        self, call: InFlightCall, quota_verdict: Verdict | None, *, can_be_last: bool, can_ask: bool
+        self, call: InFlightCall, quota_verdict: Verdict | None, *, obstacle: str, can_ask: bool
     ) -> Refusal | None:
         """Decide; an internal error never refuses a call."""
-        return self.reserve_or_refuse(call, quota_verdict, can_be_last=can_be_last, can_ask=can_ask)
+        return self.reserve_or_refuse(call, quota_verdict, obstacle=obstacle, can_ask=can_ask)
 
     # --- quotas -----------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ class Admission:
         call: InFlightCall,
         attributes: Mapping[str, object],
         *,
-        can_be_last: bool = False,
+        obstacle: str = "",
     ) -> AdmissionRequest | None:
         """Describe a call for the quotas; `None` if there are none."""
         if self.gate is None:
@@ -220,15 +220,16 @@ class Admission:
             provider=call.provider,
             terms=call.terms,
             is_cancelled=lambda: self.is_cancelled,
-            is_refused=lambda: bool(self._is_refused(call, can_be_last=can_be_last)),
+            is_refused=lambda: bool(self._is_refused(call, obstacle=obstacle)),
             action=self.run.policy.action,
+            obstacle=obstacle or self._obstacle_at_quota,
             unpriced=self.run.unpriced,
             attributes=attributes,
             conversations=tuple(each for each in self.run.trees if isinstance(each, Conversation)),
         )
 
     @suppress_errors("binding")
-    def _is_refused(self, call: InFlightCall, *, can_be_last: bool) -> bool:
+    def _is_refused(self, call: InFlightCall, *, obstacle: str) -> bool:
         """Return whether limits refuse a call whatever quotas decide, and note which ones.
 
         They do so even if a limit is raised in between, because no quota has admitted the call.
@@ -241,9 +242,19 @@ class Admission:
             call.refused_by = calls.reached_before(
                 call,
                 turn=not call.formats_answer,
-                last=can_be_last and not self.run.budget.wrapped_up,
+                last=not obstacle and not self.run.budget.wrapped_up,
             )
         return call.refused_by is not None
+
+    @property
+    def _obstacle_at_quota(self) -> str:
+        """Why a call that a quota refuses cannot be the model's last answer; empty if it can.
+
+        There is one for each invocation, if that has made a turn.
+        """
+        if self.wrapped_up:
+            return no_last_answer("it was requested before")
+        return "" if self.run.tally.turns else NOTHING_TO_SUM_UP
 
     # --- decisions --------------------------------------------------------------------------------
 
@@ -252,7 +263,7 @@ class Admission:
         call: InFlightCall,
         quota_verdict: Verdict | None = None,
         *,
-        can_be_last: bool = True,
+        obstacle: str = "",
         can_ask: bool = True,
     ) -> Refusal | None:
         """Reserve usage for a model call of the loop, or refuse it.
@@ -260,7 +271,8 @@ class Admission:
         Args:
             call: The call. It is the model's last answer if it is `last_call` afterwards.
             quota_verdict: The refusal of a quota.
-            can_be_last: It can be sent without tools, as a last answer.
+            obstacle: Why it cannot be sent without tools, as a last answer, for the operator;
+                empty if it can.
             can_ask: A human can be asked before it is sent.
         """
         run = self.run
@@ -269,7 +281,7 @@ class Admission:
             return None
         if pending is not None:  # nothing is sent after the last answer
             return self._refused(pending, call, asks=pending.asks_again and can_ask)
-        can_be_last = can_be_last and not run.budget.wrapped_up
+        can_be_last = not obstacle and not run.budget.wrapped_up
         verdict = call.refused_by or run.calls.admit_by_limits(
             call, turn=not call.formats_answer, last=can_be_last
         )
@@ -290,9 +302,19 @@ class Admission:
                 self.wrapping, self.last_call = self.wrapping or each, call
                 run.budget.wrapped_up = True
             else:
-                return self._refused(each, call)
+                return self._refused(self._remarked(each, obstacle), call)
         self.side_verdict = None  # the loop continued despite a refused side call
         return None
+
+    def _remarked(self, verdict: Verdict, obstacle: str) -> Verdict:
+        """Say why the model is not asked for a last answer, where that was the action."""
+        if verdict.remark or (verdict.action or self.run.policy.action) != "wrap_up":
+            return verdict
+        full = [breach.limit for breach in verdict.breaches if not breach.leaves_room]
+        if full and not obstacle:
+            no_room = no_last_answer(f"{full[0]} leaves no room for it")
+            obstacle = no_room if self.run.tally.turns else NOTHING_TO_SUM_UP
+        return replace(verdict, remark=obstacle)
 
     @property
     def may_repeat_last(self) -> bool:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from otel_limits.bindings.admission import (
-    IMMEDIATE,
     Refusal,
     admit_side_call,
     can_be_extended,
@@ -538,7 +537,7 @@ class ModelCallInProgress(ABC):
             refusal = await invocation.admit_call(
                 call,
                 invocation.attributes,
-                can_be_last=not self.obstacle,
+                obstacle=self.obstacle,
                 can_ask=can_ask,
             )
             if refusal is not None:
@@ -559,7 +558,7 @@ class ModelCallInProgress(ABC):
             refusal = invocation.admit_call_blocking(
                 call,
                 invocation.attributes,
-                can_be_last=not self.obstacle,
+                obstacle=self.obstacle,
                 can_ask=can_ask,
             )
             if refusal is not None:
@@ -812,23 +811,22 @@ class ModelCallInProgress(ABC):
         """Interrupt the agent for a human, or end it."""
         if refusal.asks:
             return self.asked(refusal.verdict)
-        return self.halted(self._remarked(refusal.verdict) or refusal.verdict, None)
+        self._report_not_asked(refusal.verdict)
+        return self.halted(refusal.verdict, None)
 
     def parts_of_refusal(self, refusal: Refusal) -> Iterable[Any]:
         """Do the same as `refused` for a stream."""
         if refusal.asks:
             return self.asked_parts(refusal.verdict)
-        return self.halted_parts(self._remarked(refusal.verdict) or refusal.verdict, None)
+        self._report_not_asked(refusal.verdict)
+        return self.halted_parts(refusal.verdict, None)
 
     @suppress_errors("binding")
-    def _remarked(self, verdict: Verdict) -> Verdict:
-        """Say why neither a human nor the model was asked, where that was the action."""
+    def _report_not_asked(self, verdict: Verdict) -> None:
+        """Say why no human was asked, where that was the action."""
         action = verdict.action or self.run.policy.action
         if action == "ask" and not self.can_ask and can_be_extended(verdict):
             report_not_asked(self.run.invocation.agent, self.cannot_ask)
-        if action == "wrap_up" and verdict.reason not in IMMEDIATE:
-            return replace(verdict, remark=verdict.remark or self.obstacle)
-        return verdict
 
     def end_by(self, verdict: Verdict, cause: BaseException | None = None) -> Any:
         """End the agent, or raise the limit's error to the code that made a side call."""

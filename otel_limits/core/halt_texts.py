@@ -142,6 +142,14 @@ EMPTY_REMARK: Final = "Its final answer was empty."
 TOOLS_REMARK: Final = "Instead of a final answer, the model requested tools."
 
 
+def no_last_answer(reason: str) -> str:
+    """Return the remark that the model was not asked for a final answer."""
+    return f"No final answer was requested: {reason}."
+
+
+NOTHING_TO_SUM_UP: Final = no_last_answer("there is nothing to sum up")
+
+
 def failed_remark(error: Exception) -> str:
     """Return the remark about a final answer that failed."""
     from otel_limits.core.secrets import redact_message  # as in `values`, for an error only

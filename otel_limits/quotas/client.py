@@ -99,12 +99,11 @@ class StoreClient:
         """Connect in the background and start regular reads of shared counts."""
         self.executor.start(self.look_again, self._renewals)
 
-    async def reserve(self, reservation: QuotaReservation, *, forced: bool) -> Reply:
+    async def reserve(self, reservation: QuotaReservation) -> Reply:
         """Reserve what a call needs, in the current windows of the store's clock.
 
         Args:
             reservation: What to reserve.
-            forced: Reserve even if the remainder is too small.
 
         Returns:
             A reply that is `admitted` or `refused`.
@@ -115,7 +114,7 @@ class StoreClient:
         # One deadline for all attempts, because the agent waits for all of them.
         deadline = self._clock.now() + self._timeout
         for _ in range(ATTEMPTS):
-            self.fill(reservation, forced=forced)
+            self.fill(reservation, forced=False)
             asked = Reserve(
                 reservation.id, reservation.demands, self.lease_seconds, reservation.waited
             )

@@ -8,7 +8,6 @@ the reply, within the timeout. During an outage each quota uses its local share,
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import threading
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import Decision, Event, ModelCall, QuotaWait, Stop
+from otel_limits.core.halt_texts import no_last_answer
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
@@ -113,7 +113,7 @@ class Engine:
             if self._conversations is not None:
                 refusal = await self._conversations.refresh(request)
                 if refusal is not None:
-                    return refusal
+                    return halting(refusal, UNCOUNTED)
             if request.is_refused():
                 return None
             reservation = self._reservations.ask(request)
@@ -208,9 +208,10 @@ class Engine:
         reservation.leave_out(unpriced)
         if reservation.request.unpriced != "halt":
             return None
-        return verdict_of(
+        verdict = verdict_of(
             [(need, self.client.without_price(need)) for need in unpriced if need.is_enforced]
         )
+        return None if verdict is None else halting(verdict, UNCOUNTED)
 
     async def _reserve_or_refuse(self, reservation: QuotaReservation) -> Verdict | None:
         if not reservation.needs:
@@ -240,26 +241,36 @@ class Engine:
         return verdict_of(observed)
 
     async def _reserve(self, reservation: QuotaReservation) -> Reply:
-        reply = await self.client.reserve(reservation, forced=False)
+        reply = await self.client.reserve(reservation)
         self._publish_use(reservation, reply.states)
         return reply
 
     async def _refuse(
         self, reservation: QuotaReservation, admission: AdmissionOutcome
     ) -> Verdict | None:
-        """Return the verdict for a refused call."""
+        """Return the verdict for a refused call, which may still be the model's last answer."""
         denied = unmet_needs(reservation.asked, admission.reply, enforced=True)
         for need, _ in denied:
             self._publish_decision(reservation, need, "gave_up" if admission.gave_up else "refused")
         denied = [(need, after_wait(need, breach, admission.gave_up)) for need, breach in denied]
         verdict = verdict_of(denied)
-        if verdict is not None and verdict.action == "wrap_up":
-            # One last call is sent anyway. An outage at this point must not cost the last answer:
-            # without a reservation, the call is still settled.
-            with contextlib.suppress(StoreError):
-                await self.client.reserve(reservation, forced=True)
-            self._grant(reservation)
-        return verdict
+        obstacle = obstacle_to_last(reservation, admission)
+        if not obstacle:
+            if await self._reserve_last(reservation):
+                return verdict
+            obstacle = UNCOUNTED
+        return None if verdict is None else halting(verdict, obstacle)
+
+    async def _reserve_last(self, reservation: QuotaReservation) -> bool:
+        """Reserve for the model's last answer; False if it cannot be counted, or has no slot."""
+        reservation.needs = [
+            replace(need, is_of_last=need.admits_last) for need in reservation.needs
+        ]
+        try:
+            admission = await self._admissions.reserve(reservation)
+        except (StoreError, WaitCancelledError):
+            return False
+        return admission.reply.status == "admitted" and self._grant(reservation)
 
     # --- without the store ------------------------------------------------------------------------
 
@@ -277,7 +288,8 @@ class Engine:
                 self._grant(reservation)
                 return None
             denied = self._denied(outcome)
-        return verdict_of(denied)
+        verdict = verdict_of(denied)
+        return None if verdict is None else halting(verdict, UNCOUNTED)
 
     def _blocked(self, reservation: QuotaReservation) -> list[Denied]:
         """Return refusals for keys that this process has seen blocked."""
@@ -334,6 +346,37 @@ class Engine:
         for need, demand, state in zip(reservation.needs, reservation.demands, states, strict=True):
             latest = self.client.remember(need, demand, state)
             self._publish(use_of(need, demand, latest, self.client.now()))
+
+
+# --- the model's last answer ----------------------------------------------------------------------
+
+UNCOUNTED: Final = no_last_answer("the quotas could not count it")
+BLOCKED: Final = no_last_answer("a blocked quota admits no call")
+NO_FURTHER: Final = no_last_answer("a quota admits no further call")
+
+
+def obstacle_to_last(reservation: QuotaReservation, admission: AdmissionOutcome) -> str:
+    """Return why a refused call may not be the model's last answer; empty if it may.
+
+    A last answer may exceed the amount of a window, once for each invocation. It needs a slot like
+    any other call, and waits for one if the quota says so.
+    """
+    reply = admission.reply
+    for n in reply.unmet:
+        need = reservation.needs[n]
+        if need.is_enforced and reply.states[n].block is not None:
+            return BLOCKED
+        may_wait = need.waits and need.quota.unit == "concurrency" and not admission.gave_up
+        if need.is_enforced and not need.admits_last and not may_wait:
+            return NO_FURTHER
+    return reservation.request.obstacle
+
+
+def halting(verdict: Verdict, obstacle: str) -> Verdict:
+    """Return a refusal that does not ask for a last answer, and says why if that was its action."""
+    if verdict.action != "wrap_up":
+        return verdict
+    return replace(verdict, action="halt", remark=obstacle)
 
 
 # --- reservations of calls in progress ------------------------------------------------------------

@@ -58,16 +58,23 @@ class QuotaNeed:
     action: Action
     sharer: str = ""
     """With whom it shares its turns in a queue."""
+    is_of_last: bool = False
+    """True for a last answer, which is sent and counted even if too little is left."""
 
     @property
     def is_enforced(self) -> bool:
         """Whether the call is refused if the remainder is too small."""
-        return self.action != "observe"
+        return self.action != "observe" and not self.is_of_last
 
     @property
     def waits(self) -> bool:
         """Whether the call waits if the remainder is too small."""
         return self.is_enforced and self.quota.on_exceeded == "wait"
+
+    @property
+    def admits_last(self) -> bool:
+        """Whether a last answer may exceed it. Also that call needs a slot, like any other."""
+        return self.action == "wrap_up" and self.quota.unit != "concurrency"
 
     @property
     def queue(self) -> QueueKey:

@@ -36,7 +36,8 @@ class QuotaGate(Protocol):
     async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Return the reason to refuse a call; `None` to admit it.
 
-        A verdict with the action `observe` is only recorded: the call is sent anyway.
+        A verdict with the action `observe` is only recorded: the call is sent anyway. One with
+        `wrap_up` admits the call as the model's last answer.
         """
 
     async def settle(self, invocation_id: str, call_id: str = "") -> None:
@@ -68,6 +69,8 @@ class AdmissionRequest:
     """The pricing terms of the request."""
     action: Action = "halt"
     """Action of the agent's policy at a limit."""
+    obstacle: str = ""
+    """Why it cannot be the model's last answer, for the operator; empty if it can."""
     unpriced: Unpriced = "warn"
     """Its behavior for calls without a price."""
     attributes: Mapping[str, object] = field(default_factory=dict)

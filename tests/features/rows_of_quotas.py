@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_limits import LimitReachedError, Limits, QuotaDecision, QuotaWait
+from otel_limits import LimitReachedError, Limits, QuotaDecision, QuotaUse, QuotaWait
 from otel_limits.testing import Answer, endless, says, uses
 from tests.features.observed import CALL_OTHER, SEARCH
 from tests.features.seen import QUOTA, Row, Way, expect, facts, in_every_way, recording
@@ -19,9 +19,18 @@ if TYPE_CHECKING:
 
     from otel_limits import Event
     from otel_limits.core.policy import Action
+    from otel_limits.core.usage import Number
     from tests.features.subject import Ending, Subject
 
 DONE: Final = says("done")
+
+
+NOTHING_TO_SUM_UP: Final = " No final answer was requested: there is nothing to sum up. "
+
+
+def last_use(events: Iterable[Event]) -> Number:
+    """Return the amount that a quota has used in the end."""
+    return [each.used for each in events if isinstance(each, QuotaUse)][-1]
 
 
 def decisions(events: Iterable[Event]) -> list[str]:
@@ -53,6 +62,86 @@ def refused(subject: Subject) -> None:
         expect(seen, calls=0, reason="quota_exceeded", text=QUOTA, synthetic=True)
 
     in_every_way(subject.ways, check)
+
+
+# --- the model's last answer ----------------------------------------------------------------------
+
+
+def last_answer(subject: Subject) -> None:
+    """An agent that has something to sum up gets one; the next one halts before its first call."""
+
+    def check(call: Way) -> None:
+        policy = "quotas: {calls: {model_calls: 2, window: P1D}}"
+        with recording(policy, action="wrap_up") as events:
+            model = subject.model([SEARCH, SEARCH, says("what I know")])
+            ending = call(subject.agent(model))
+            other = subject.model([])
+            halted = call(subject.agent(other, name="other"))
+        seen = facts(subject, model, ending, events)
+        seen |= {"others": other.calls, "used": last_use(events)}
+        seen["remark"] = halted.stop is not None and NOTHING_TO_SUM_UP in halted.stop.sentence
+        expect(
+            seen,
+            calls=3,
+            others=0,
+            used=3,
+            reason="quota_exceeded",
+            action="wrapped_up",
+            remark=True,
+            ends=[
+                ("boss", "quota_exceeded", "wrapped_up"),
+                ("other", "quota_exceeded", "halted"),
+            ],
+        )
+
+    in_every_way(subject.ways, check)
+
+
+SLOTS: Final[Mapping[str, tuple[str, Mapping[str, object]]]] = {
+    "halts": ("refuse", {"calls": 1, "action": "halted", "text": QUOTA}),
+    "waits": ("wait", {"calls": 2, "action": "wrapped_up"}),
+}
+"""A call without a slot: `on_exceeded` of the quota, and the facts that are seen then."""
+
+
+def last_answer_without_a_slot(name: str) -> Row:
+    """Return a row about a last answer while the only slot is taken."""
+    on_exceeded, expected = SLOTS[name]
+    policy = f"""quotas:
+      calls: {{model_calls: 1, window: P1D, where: {{agent: boss}}}}
+      slot: {{concurrency: 1, on_exceeded: {on_exceeded}}}"""
+
+    def row(subject: Subject) -> None:
+        """Also a last answer is one of the calls in flight."""
+        is_sent, may_answer = threading.Event(), threading.Event()
+
+        async def answer_later() -> None:
+            is_sent.set()
+            await asyncio.to_thread(may_answer.wait)
+
+        def note_wait(event: Event) -> None:
+            if isinstance(event, QuotaWait):
+                may_answer.set()
+
+        helper = subject.agent(subject.model([DONE], answer_later), name="helper")
+        with (
+            recording(policy, observers=[note_wait], action="wrap_up") as events,
+            ThreadPoolExecutor(1) as pool,
+        ):
+
+            def work() -> str:
+                pool.submit(subject.call, helper)
+                return str(is_sent.wait())
+
+            model = subject.model([uses("ask"), says("what I know")])
+            try:
+                ending = subject.call(subject.agent(model, subject.doing(work)))
+            finally:
+                may_answer.set()
+        seen = facts(subject, model, ending, events)
+        expect(seen, reason="quota_exceeded", **expected)
+
+    return row
 
 
 # --- limits before quotas, and after them ---------------------------------------------------------
@@ -140,6 +229,8 @@ def limit_after_quota(subject: Subject) -> None:
 
 QUOTA_ROWS: Final[Mapping[str, Row]] = {
     "quota": refused,
+    "wrap_up at a quota": last_answer,
+    **{f"wrap_up without a slot {name}": last_answer_without_a_slot(name) for name in SLOTS},
     **{f"limit before a quota, {name}": limit_before_quota(name) for name in WITH_LIMIT},
     "shared limit before a quota": shared_limit_before_quota,
     "shared limit after a quota": limit_after_quota,

@@ -18,6 +18,7 @@ from otel_limits.bindings.invocation import InvocationInProgress, ToolAnswer
 from otel_limits.bindings.langchain.chat_readers import text_of
 from otel_limits.bindings.langchain.halt_marks import mark_inner
 from otel_limits.bindings.tool_call import ToolCallInProgress, follow_tool, follow_tool_async
+from otel_limits.core.halt_texts import no_last_answer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -177,7 +178,7 @@ def obstacle_to_last_answer(invocation: GraphInvocation, options: Mapping[str, A
         options: The options of the request.
     """
     reason = _reason_against(invocation, options)
-    return f"No final answer was requested: {reason}." if reason else ""
+    return no_last_answer(reason) if reason else ""
 
 
 def _reason_against(invocation: GraphInvocation, options: Mapping[str, Any]) -> str:

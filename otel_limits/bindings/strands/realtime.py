@@ -52,7 +52,7 @@ from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.strands.tool_context import StrandsTool
 from otel_limits.bindings.waits import InvocationEndedError, Wait
 from otel_limits.core.errors import limit_reached
-from otel_limits.core.halt_texts import not_run_note, refusal_note
+from otel_limits.core.halt_texts import no_last_answer, not_run_note, refusal_note
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import KILLED_STOP_REASON, without_prefix
@@ -81,6 +81,8 @@ USAGE_CAPS: Final = ("max_token_budget", "max_input_tokens", "max_output_tokens"
 """Limits that need the usage of responses."""
 QUOTAS: Final = "quotas"
 """Their name among those of limits."""
+
+NO_LAST_ANSWER: Final = no_last_answer("a realtime session cannot be asked for one")
 
 PARTLY_REPORTED: Final = "strands.bidi.models.openai.live"
 """Strands' class for OpenAI Live: "Response boundaries do not mark completed spoken turns", and
@@ -321,7 +323,7 @@ class RealtimeInvocation(InvocationInProgress):
         call = self._call or InFlightCall(
             model_id(agent.model), 1, provider_of(agent.model.__class__)
         )
-        request = self.admission_request(call, self.attributes)
+        request = self.admission_request(call, self.attributes, obstacle=NO_LAST_ANSWER)
         verdict = None if request is None else await self.ask_quotas(request)
         verdict = call.refused_by or verdict
         if verdict is not None:

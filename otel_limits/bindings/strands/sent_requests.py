@@ -33,6 +33,7 @@ from otel_limits.bindings.strands.readers import (
 from otel_limits.bindings.strands.requests import call_by_context, call_to, redescribe
 from otel_limits.bindings.strands.strands_framework import STRANDS
 from otel_limits.bindings.waits import InvocationEndedError
+from otel_limits.core.halt_texts import no_last_answer
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import current_scope
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from otel_limits.bindings.admission import Refusal
     from otel_limits.core.policy import Verdict
     from otel_limits.runs.run import Run
+
+FURTHER_REQUEST: Final = no_last_answer("a middleware has sent a further request for a response")
 
 # --- wrappers of models ---------------------------------------------------------------------------
 
@@ -213,7 +216,9 @@ class SentRequest(StrandsRequest):
         """Refuse a further call for a response, for which quotas were asked already."""
         assert self.invocation is not None and self.stage is not None  # noqa: PT018
         _attach_again(self.invocation)
-        refusal = self.invocation.reserve_or_refuse(self.calls[0], can_be_last=False, can_ask=False)
+        refusal = self.invocation.reserve_or_refuse(
+            self.calls[0], obstacle=FURTHER_REQUEST, can_ask=False
+        )
         if refusal is None:
             self.stage.calls += self.calls  # counted with it, if its stream is abandoned
         return refusal

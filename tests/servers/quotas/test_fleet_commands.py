@@ -17,6 +17,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+from strands import tool
 
 import otel_limits
 from otel_limits import cli
@@ -38,7 +39,7 @@ from otel_limits.quotas.store import (
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.conversations import ConversationSums
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import ScriptedModel, endless, says
+from otel_limits.testing import ScriptedModel, endless, says, uses
 from tests.quotas.fixtures import PATIENCE, eventually
 from tests.servers.quotas.test_fleet import WORKER, process
 from tests.unit.agents.test_quotas import carrying
@@ -486,6 +487,25 @@ def test_blocked_key_is_refused_with_its_reason(used: Any, run: Run) -> None:
     with carrying(tenant__id="acme"):
         assert used("go").stop_reason == "end_turn"
     assert run("quotas", "unblock", *arguments)[0] == 2
+
+
+def test_blocked_key_leaves_no_last_answer(
+    hold: Hold, make_agent: MakeAgent, server: Server, run: Run
+) -> None:
+    """No call is sent, also if the agent has something to sum up."""
+    hold({"daily": {"model_calls": 9, "window": "day"}}, server.url, defaults={"action": "wrap_up"})
+
+    @tool
+    def search() -> str:
+        """Block the quota, as an operator does."""
+        return str(run("quotas", "block", "daily"))
+
+    model = ScriptedModel(endless(uses("search")))
+    result = make_agent(model, tools=[search])("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 1)
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert "No final answer was requested: a blocked quota admits no call." in stop.sentence
 
 
 def test_block_with_a_duration_expires(used: Any, run: Run, server: Server) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.graph import START, MessagesState, StateGraph
+from strands import tool
 
 import otel_limits
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
@@ -30,7 +31,14 @@ from otel_limits.quotas.stores import open_shared_store
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.clock import CLOCK
 from otel_limits.runs.registry import LIVE
-from otel_limits.testing import FakeTime, ScriptedChatModel, ScriptedModel, endless, says
+from otel_limits.testing import (
+    FakeTime,
+    ScriptedChatModel,
+    ScriptedModel,
+    endless,
+    says,
+    uses,
+)
 from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually
 from tests.quotas.waiters import until
 
@@ -174,6 +182,27 @@ def test_deny_refuses_calls_in_an_outage(start_outage: StartOutage, events: list
     assert "could not be checked because the quota store is unavailable; last known state" in said
     assert re.search(r"\d of 5 model calls used, \d reserved, resets at \S+\.", said)
     assert decisions(events) == ["degraded_denied"]
+
+
+def test_outage_leaves_no_last_answer(
+    fake_time: FakeTime, hold: Hold, make_agent: MakeAgent, place: Place
+) -> None:
+    """Nothing would count it, so `wrap_up` halts, also if the agent has something to sum up."""
+    hold({"calls": CALLS | {"action": "wrap_up"}}, place.url, timeout=TIMEOUT)
+    eventually(lambda: make_agent(ScriptedModel([says("hello")]))("go").stop_reason == "end_turn")
+
+    @tool
+    def search() -> str:
+        """Break the store."""
+        place.refuse()
+        return "found"
+
+    model = ScriptedModel(endless(uses("search")))
+    result = make_agent(model, tools=[search])("go")
+    assert (result.stop_reason, model.calls) == ("quota_unavailable", 1)
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert "No final answer was requested: the quotas could not count it." in stop.sentence
 
 
 def test_allow_admits_every_call_and_counts_it_after_recovery(

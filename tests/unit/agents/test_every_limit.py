@@ -164,6 +164,8 @@ def test_wrap_up(case: Case, source: str, call: Call, events: list[Event]) -> No
     assert stop.action == ("wrapped_up" if case.leaves_room else "halted")
     assert otel_limits.is_synthetic(result.message) is not case.leaves_room
     assert model.calls == case.turns + case.leaves_room
+    no_room = "No final answer was requested: max_model_calls leaves no room for it."
+    assert (no_room in stop.sentence) is (case.reason == "max_model_calls")
     if case.leaves_room:
         answer, _, added = str(result).partition("\n")
         assert (answer, model.tool_specs[-1]) == ("in short", None)
