@@ -20,7 +20,7 @@ from otel_limits.bindings.gateways import (
     is_timeout,
     is_unsent,
 )
-from otel_limits.bindings.waits import PendingWaits, wait_for
+from otel_limits.bindings.waits import InvocationEndedError, PendingWaits, wait_for
 from otel_limits.core.errors import LimitReachedError, StopNote, limit_reached
 from otel_limits.core.halt_texts import NOTHING_TO_SUM_UP, for_end_user, no_last_answer
 from otel_limits.core.internal_errors import (
@@ -456,7 +456,7 @@ def settle_call(run: Run, call: InFlightCall | None, error: BaseException | None
     # An answer is billed even if otel-limits, the application or the network stopped waiting.
     aborted = error is not None and (
         not isinstance(error, Exception)
-        or isinstance(error, LimitReachedError)
+        or isinstance(error, (LimitReachedError, InvocationEndedError))
         or is_timeout(error)
         or is_answer_cut(error)
     )

@@ -26,7 +26,7 @@ from otel_limits.bindings.followed_runs import OwnedStream, owned
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.bindings.invocation import InvocationInProgress, LoopEndError, requester_of_task
 from otel_limits.bindings.span_writer import write_call_span, write_halt
-from otel_limits.bindings.waits import InvocationEndedError, Wait, wait_for
+from otel_limits.bindings.waits import EndedBeforeError, InvocationEndedError, Wait, wait_for
 from otel_limits.core.errors import LimitReachedError, limit_reached
 from otel_limits.core.halt_texts import (
     EMPTY_REMARK,
@@ -322,7 +322,7 @@ class ModelCallInProgress(ABC):
     answers: list[Any] = field(default_factory=list, kw_only=True)
     """The answer to each call."""
     unsent: list[InFlightCall] = field(default_factory=list, kw_only=True)
-    """Calls that a cache of the framework has answered."""
+    """Calls that were never sent, e.g. because a cache of the framework has answered them."""
     has_ended: bool = field(default=False, kw_only=True)
     failed_last: Verdict | None = field(default=None, kw_only=True)
     """The halt, if the model's last answer cannot be the agent's."""
@@ -710,6 +710,8 @@ class ModelCallInProgress(ABC):
 
     @suppress_errors("binding")
     def _note_failure(self, error: BaseException) -> None:
+        if isinstance(error, EndedBeforeError) and not self.calls[0].answered:
+            self.unsent += self.calls
         self.note_failure(error)
 
     @suppress_errors("binding")

@@ -29,6 +29,10 @@ class InvocationEndedError(Exception):
     """The invocation was ended during a wait."""
 
 
+class EndedBeforeError(InvocationEndedError):
+    """It was ended before the wait, which has not begun."""
+
+
 class PendingWaits:
     """The waits of an invocation, over all of its legs."""
 
@@ -97,7 +101,8 @@ class Wait:
         """Wait for the next event.
 
         Raises:
-            InvocationEndedError: The invocation was ended, before or during the wait.
+            InvocationEndedError: The invocation was ended during the wait.
+            EndedBeforeError: It was ended before.
             StopAsyncIteration: There is no further event.
         """
         # Kept short, as this runs for each event of a stream.
@@ -115,7 +120,7 @@ class Wait:
             is_late = False
         if is_late:
             self._task = None
-            raise InvocationEndedError
+            raise EndedBeforeError
         try:
             event = await anext(events)
         except BaseException as error:

@@ -50,7 +50,7 @@ from tests.features.observed import (
     runaway,
 )
 from tests.features.rows_of_failures import FAILURE_ROWS
-from tests.features.rows_of_quotas import QUOTA_ROWS
+from tests.features.rows_of_quotas import QUOTA_ROWS, last_use
 from tests.features.rows_of_tools import TOOL_ROWS
 from tests.features.seen import (
     FOR_MODEL,
@@ -539,10 +539,15 @@ def interrupted(by: Ended) -> Row:
     """Return a row about a model call that does not return."""
 
     def row(subject: Subject) -> None:
-        """A call ends although its model never answers, in an event loop and in a stream."""
+        """A call ends although its model never answers, in an event loop and in a stream.
+
+        The vendor bills its input, which is estimated.
+        """
+        policy = "quotas: {all: {tokens: 100000, window: P1D}}"
 
         def check(call: Way) -> None:
-            with FakeTime() as time, recording(limits=Limits(max_duration_seconds=30)) as events:
+            limits = Limits(max_duration_seconds=30)
+            with FakeTime() as time, recording(policy, limits=limits) as events:
 
                 async def hang() -> None:
                     by.apply(time)
@@ -550,9 +555,14 @@ def interrupted(by: Ended) -> Row:
 
                 model = subject.model([], hang)
                 ending = call(subject.agent(model))
+            (sent,) = [each for each in events if isinstance(each, ModelCall)]
+            seen = facts(subject, model, ending, events)
+            seen |= {"is_estimated": sent.estimated and sent.usage.input > 0}
             expect(
-                facts(subject, model, ending, events),
+                seen | {"quota": last_use(events)},
                 calls=0,  # nothing was taken from the script
+                is_estimated=True,
+                quota=sent.usage.input,
                 reason=by.reason,
                 action=by.action,
                 text=by.text,

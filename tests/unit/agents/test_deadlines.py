@@ -118,6 +118,26 @@ def test_interrupted_response_is_estimated(
     assert booked.usage.input == pytest.approx(66, rel=0.2)
 
 
+def test_call_that_is_never_sent_is_not_counted(
+    make_agent: MakeAgent, events: list[Event], time_is_up: Callable[[], None]
+) -> None:
+    """The time was up before, while a middleware ran."""
+    enable(Limits(max_duration_seconds=CAP_SECONDS), observers=[events.append])
+    model = ScriptedModel(endless(says("done")))
+    agent = make_agent(model)
+    agent("go")  # middleware registered after the first invocation runs within our stage
+
+    async def dawdle(context: Any, next_fn: Any) -> Any:
+        time_is_up()
+        async for event in next_fn(context):
+            yield event
+
+    agent.add_middleware(InvokeModelStage, dawdle)
+    events.clear()
+    assert (agent("go").stop_reason, model.calls) == ("max_duration", 1)
+    assert [event for event in events if isinstance(event, ModelCall)] == []
+
+
 def test_complete_answer_is_kept(
     make_agent: MakeAgent, source: str, time_is_up: Callable[[], None]
 ) -> None:
