@@ -258,7 +258,7 @@ class Engine:
         if not obstacle:
             if await self._reserve_last(reservation):
                 return verdict
-            obstacle = UNCOUNTED
+            obstacle = NOT_ADMITTED
         return None if verdict is None else halting(verdict, obstacle)
 
     async def _reserve_last(self, reservation: QuotaReservation) -> bool:
@@ -351,6 +351,7 @@ class Engine:
 # --- the model's last answer ----------------------------------------------------------------------
 
 UNCOUNTED: Final = no_last_answer("the quotas could not count it")
+NOT_ADMITTED: Final = no_last_answer("the quotas did not admit it")
 BLOCKED: Final = no_last_answer("a blocked quota admits no call")
 NO_FURTHER: Final = no_last_answer("a quota admits no further call")
 

@@ -489,6 +489,18 @@ def test_wrap_up_admits_and_counts_one_last_answer(
     assert last_use(events, "calls") == (3, 0)
 
 
+def test_last_answer_exceeds_no_quota_that_halts(hold: Hold, make_agent: MakeAgent) -> None:
+    """Each quota that refuses a call has to permit it."""
+    calls = {"model_calls": 1, "window": "day"}
+    hold({"first": calls | {"action": "wrap_up"}, "second": calls})
+    model = ScriptedModel(endless(uses("search")))
+    result = make_agent(model)("go")
+    assert (result.stop_reason, model.calls) == ("quota_exceeded", 1)
+    stop = otel_limits.stop_of(result)
+    assert stop is not None
+    assert "No final answer was requested: a quota admits no further call." in stop.sentence
+
+
 def test_last_answer_after_a_limit_is_subject_to_quotas(hold: Hold, make_agent: MakeAgent) -> None:
     """A quota refuses it even where the limit would admit it."""
     hold(
