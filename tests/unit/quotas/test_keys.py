@@ -173,7 +173,7 @@ def test_a_typed_text_that_is_unusable_as_a_key_is_refused() -> None:
         ("a\nb", r"a value contains the character '\\n', which is not printable"),
         ("#0123456789ab", "#0123456789ab is a hash, so write the value itself."),
     ):
-        with pytest.raises(ValueError, match=f"Quota 'q' has no key '.*': {reason}"):
+        with pytest.raises(ValueError, match=f"Quota 'q' has no key .*: {reason}"):
             Template("baggage.user").keys_of_text("q", text)
     # The placeholders are keys of calls.
     for text, value in ((INVALID, "a\nb"), (MISSING, None)):
