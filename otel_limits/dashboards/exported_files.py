@@ -101,7 +101,7 @@ def _content(path: Path, source: Path, runbook: str | None, grafana: str | None)
 
 
 class _Files:
-    """Files of an export. Their digests show at the next one which were edited meanwhile."""
+    """Files of an export. By their digests, the next one finds those that were edited."""
 
     def __init__(self, target: Path) -> None:
         self.exported = Exported([], [])

@@ -125,7 +125,7 @@ class Naming(BaseChatModel):
 
     def _stream(self, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
         for usage in (None, USED):
-            message = AIMessageChunk("more", response_metadata={"model": "own-1"})
+            message = AIMessageChunk(content="more", response_metadata={"model": "own-1"})
             message.usage_metadata = usage
             yield ChatGenerationChunk(message=message)
 

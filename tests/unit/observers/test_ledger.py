@@ -23,7 +23,7 @@ from tests.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_limits.ledger.writer import Writer
+    from otel_limits.ledger.address import Address
     from otel_limits.testing import FakeTime
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
@@ -64,13 +64,13 @@ def test_start_of_the_ledger_is_not_time_of_the_agent(
     make_agent: MakeAgent, fake_time: FakeTime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first agent call imports the database, before its invocation begins."""
-    make = LedgerObserver._make_writer
+    imported = Database.__init__
 
-    def slow(observer: LedgerObserver) -> Writer:
+    def slow(database: Database, address: Address) -> None:
         fake_time.advance(60)
-        return make(observer)
+        imported(database, address)
 
-    monkeypatch.setattr(LedgerObserver, "_make_writer", slow)
+    monkeypatch.setattr(Database, "__init__", slow)
     enable(Limits(max_duration_seconds=30))
     assert make_agent(ScriptedModel([says("done")]))("go").stop_reason == "end_turn"
 
