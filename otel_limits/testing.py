@@ -14,7 +14,7 @@ OpenAI Agents SDK, with `Agent("boss", model=ScriptedAgentsModel(endless(uses("s
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_limits.bindings.known import require
+from otel_limits.bindings.known import is_there, require
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.script import Answer, endless, fails, only, says, tokens, uses
@@ -46,6 +46,11 @@ MODELS = {
     "ScriptedChatModel": (LANGCHAIN, "langchain.scripted_chat_model"),
     "ScriptedAgentsModel": (OPENAI_AGENTS, "openai_agents.scripted_agents_model"),
 }
+
+
+if not TYPE_CHECKING:
+    # `import *` imports each of these.
+    __all__ = [name for name in __all__ if name not in MODELS or is_there(MODELS[name][0])]
 
 
 def __getattr__(name: str) -> Any:

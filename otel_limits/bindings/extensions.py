@@ -102,6 +102,10 @@ NO: Final = frozenset({"no", "n", "false", "stop"})
 NUMBER: Final = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 
 
+NUMBER_LIKE: Final = re.compile(r"[-+]?[\d.,_' ]*\d[\d.,_' ]*(?:e[-+]?\d+)?")
+"""A number that a person may type, but that cannot be used."""
+
+
 def extension_of(asked: object, response: object) -> Overrides | None:
     """Return by how much an answer raises limits; `None` if it does not.
 
@@ -113,12 +117,21 @@ def extension_of(asked: object, response: object) -> Overrides | None:
     if isinstance(response, Mapping):
         more = response.get(EXTEND)
         if isinstance(more, Mapping):
-            return _limits_of({name: cap for name, cap in more.items() if cap not in (None, {})})
+            caps = {name: cap for name, cap in more.items() if cap not in (None, {})}
+            return None if _is_about_others(caps, _breach_of(asked)) else _limits_of(caps)
     breach = _breach_of(asked)
     amount = _amount_of(more, breach)
     if amount is None or breach.limit not in EXTENDABLE:
         return None
     return _limits_of({breach.limit: {breach.subject: amount} if _is_per_tool(breach) else amount})
+
+
+def _is_about_others(caps: Mapping[Any, Any], breach: Breach) -> bool:
+    """Return whether an answer raises limits, but not the one that was reached."""
+    if not caps or breach.limit not in EXTENDABLE:
+        return False
+    cap = caps.get(breach.limit)
+    return cap is None or (isinstance(cap, Mapping) and breach.subject not in cap)
 
 
 def _amount_of(more: object, breach: Breach) -> Number | None:
@@ -168,7 +181,7 @@ def declined_verdict(asked: object, response: object) -> Verdict | None:
     if extension_of(asked, response) is not None:
         return None
     breach = _breach_of(asked)
-    problem = _problem_of(response, breach.limit)
+    problem = _problem_of(response, breach)
     if not problem:
         return Verdict(breach.reason, (breach,))
     is_second = isinstance(asked, Mapping) and bool(asked.get(AGAIN))
@@ -176,28 +189,40 @@ def declined_verdict(asked: object, response: object) -> Verdict | None:
     return Verdict(breach.reason, (breach,), remark=remark, asks_again=not is_second)
 
 
-def _problem_of(response: object, asked: str) -> str:
+def _problem_of(response: object, breach: Breach) -> str:
     """Return why an answer is neither an extension nor a refusal; empty if it is a refusal.
 
     Args:
         response: The answer.
-        asked: The limit that was reached.
+        breach: The limit that was reached.
     """
     if isinstance(response, Mapping):
-        return _problem_in(response, asked)
+        return _problem_in(response, breach)
     word = response.strip().casefold() if isinstance(response, str) else ""
     if response is None or response is False or word in NO:
         return ""
     if word.startswith("{"):
         return "it is text, not a mapping."
-    return f"{quoted(clean(str(response)))} is neither yes, no nor a number."
+    shown = quoted(clean(str(response)))
+    if isinstance(response, NUMBERS) or NUMBER_LIKE.fullmatch(word):
+        return f"{shown} is not {_amounts(breach)}."
+    return f"{shown} is neither yes, no nor {_amounts(breach)}."
 
 
-def _problem_in(response: Mapping[Any, Any], asked: str) -> str:
+def _amounts(breach: Breach) -> str:
+    """Describe the numbers by which a limit can be raised."""
+    kind = kind_of(breach.limit)
+    each = None if kind is None else kind.kind
+    each = each.each if isinstance(each, MappingKind) else each
+    is_whole = each is None or each.schema["type"] == "integer"
+    return "a whole number of 1 or more" if is_whole else "a number above 0"
+
+
+def _problem_in(response: Mapping[Any, Any], breach: Breach) -> str:
     if not response:
         return ""
     if EXTEND in response:
-        return _problem_with(response[EXTEND] or {}, asked)
+        return _problem_with(response[EXTEND] or {}, breach)
     for field in response:
         if closest_match(str(field), [EXTEND]):
             return _unknown(field, EXTEND)
@@ -206,17 +231,20 @@ def _problem_in(response: Mapping[Any, Any], asked: str) -> str:
     return f"it has no {EXTEND!r}."
 
 
-def _problem_with(more: object, asked: str) -> str:
+def _problem_with(more: object, breach: Breach) -> str:
     """Return why an extension is invalid; empty if it is valid, or has no cap."""
     if not isinstance(more, Mapping):
-        return f"{EXTEND!r} must be a number, or map limits to caps."
+        return f"{EXTEND!r} must be {_amounts(breach)}, or map limits to caps."
     unknown = next((each for each in more if each not in EXTENDABLE), None)
     if unknown is not None:
-        return _unknown(unknown, closest_match(str(unknown), EXTENDABLE) or asked)
+        return _unknown(unknown, closest_match(str(unknown), EXTENDABLE) or breach.limit)
     try:
         _overrides(more)
     except ValueError as error:
         return str(error)
+    if _is_about_others({name: cap for name, cap in more.items() if cap not in (None, {})}, breach):
+        of = f" of {quoted(breach.subject)}" if breach.subject else ""
+        return f"it raises {', '.join(more)}, but not {breach.limit}{of}, which was reached."
     return ""
 
 

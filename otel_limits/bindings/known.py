@@ -154,6 +154,11 @@ def importable_frameworks() -> Sequence[Framework]:
     return [each for each in FRAMEWORKS if is_importable(each.module, each.distribution)]
 
 
+def is_there(framework: Framework) -> bool:
+    """Return whether a package with the name of a framework can be imported."""
+    return find_spec(framework.module.partition(".")[0]) is not None
+
+
 def require(framework: Framework, name: str) -> None:
     """Check that a framework can be imported, before the import of a part of it fails.
 
@@ -164,8 +169,8 @@ def require(framework: Framework, name: str) -> None:
     Raises:
         ModuleNotFoundError: It is not installed.
     """
-    package = framework.module.partition(".")[0]
-    if find_spec(package) is None:
+    if not is_there(framework):
+        package = framework.module.partition(".")[0]
         way = install_command(framework.name)
         message = f"{name} needs {framework.distribution}, which is not installed. Run: {way}"
         raise ModuleNotFoundError(message, name=package)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.limits import Limits
+from otel_limits.core.secrets import quote_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,40 @@ class Answer:
     """Raised after the chunks, or immediately if there are none."""
 
 
+FIELDS: Final = frozenset(each.name for each in fields(Answer))
+
+
+class Script:
+    """The answers of a scripted model, in order.
+
+    Args:
+        answers: They may be endless.
+    """
+
+    def __init__(self, answers: Iterable[Answer]) -> None:
+        """Start before the first."""
+        self._answers = iter(answers)
+        self._requests = 0
+
+    def __iter__(self) -> Script:
+        """Return itself, as every iterator does."""
+        return self
+
+    def __next__(self) -> Answer:
+        """Return the next answer.
+
+        Raises:
+            RuntimeError: There is none. Not StopIteration, which would end a generator of the
+                framework, and be replaced there.
+        """
+        self._requests += 1
+        for answer in self._answers:
+            return answer
+        raise RuntimeError(
+            f"The script has no answer for request {self._requests}. Add one, or use endless()."
+        )
+
+
 CACHED: Final = ("cacheReadInputTokens", "cacheWriteInputTokens")
 """Input read from a cache and written to it, as Strands names them."""
 
@@ -53,7 +88,23 @@ def says(text: str, **changes: Any) -> Answer:
 
 
 def uses(*names: str, arguments: Mapping[str, Any] | None = None, **changes: Any) -> Answer:
-    """Script a response that requests tools."""
+    """Script a response that requests tools.
+
+    Args:
+        names: Names of the tools.
+        arguments: Arguments of each of the calls.
+        changes: Other fields of the answer, such as `usage`.
+
+    Raises:
+        TypeError: An argument is unknown, e.g. one of the tool.
+    """
+    if unknown := changes.keys() - FIELDS:
+        first = min(unknown)
+        given = f"{{{first!r}: {quote_value(changes[first])}}}"
+        raise TypeError(
+            f"uses() got an unexpected keyword argument {first!r}. Give the arguments of a tool as "
+            f"arguments={given}."
+        )
     return Answer(tools=tuple((name, arguments or {}) for name in names), **changes)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
 from otel_limits.core.values import (
     CALLS_PER_TOOL,
@@ -20,10 +20,12 @@ from otel_limits.core.values import (
     SWITCHABLE_CAPS_PER_TOOL,
     Kind,
 )
-from otel_limits.core.wording import pluralize, shortest
+from otel_limits.core.wording import pluralize, shortest, suggestion
 
 if TYPE_CHECKING:
     from otel_limits.core.usage import Number, QuotaRefusal, Tally
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 MAX_ITERATIONS_STOP_REASON: Final = "max_iterations"
@@ -428,6 +430,30 @@ def over_resumes(counted: Breach | Level, preposition: str) -> str:
     return f" {preposition} this {whole}, over {pluralize(counted.resumes, 'resume')}"
 
 
+def explained(explain: Callable[[str, object], str | None]) -> Callable[[Method], Method]:
+    """Let a method refuse some keyword arguments with an explanation, as Python's has none.
+
+    Args:
+        explain: Returns the explanation for the name and value of an argument; `None` if the
+            method decides.
+    """
+
+    def decorate(method: Method) -> Method:
+        @functools.wraps(method)
+        def refusing(self: Any, *arguments: Any, **options: Any) -> Any:
+            for name, value in options.items():
+                if (explanation := explain(name, value)) is not None:
+                    raise TypeError(
+                        f"{type(self).__name__}() got an unexpected keyword argument {name!r}. "
+                        f"{explanation}"
+                    )
+            return method(self, *arguments, **options)
+
+        return cast("Method", refusing)
+
+    return decorate
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """The caps of one agent; `None` for no cap.
@@ -482,7 +508,7 @@ class Limits:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle and copy the caps alone, because the table of limits contains functions."""
-        return partial(Limits, **dict(self.items())), ()
+        return functools.partial(Limits, **dict(self.items())), ()
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """Yield the caps that are set, by name."""
@@ -552,6 +578,14 @@ class Limits:
                     ),
                 )
         return breaches
+
+
+def _nearest(name: str, _: object) -> str | None:
+    return None if name in LIMITS else suggestion(name, LIMITS, "See: otel-limits docs limits")
+
+
+# `dataclass` has made it.
+Limits.__init__ = explained(_nearest)(Limits.__init__)  # type: ignore[method-assign]
 
 
 class Caps(TypedDict, total=False):

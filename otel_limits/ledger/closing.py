@@ -446,7 +446,7 @@ class Close:
 
 
 def read_close(path: Path) -> Close:
-    """Read a close, or any file in its place: a damaged one may have no form at all.
+    """Read a close. Of a damaged one, the document can be empty.
 
     Raises:
         LedgerError: The file cannot be read.

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.core.secrets import quote_value
 
 if TYPE_CHECKING:
     import asyncio
@@ -299,12 +300,13 @@ class FakeTime:
             seconds: How far, in seconds: from 0 to a billion, which is 31 years.
 
         Raises:
-            ValueError: It is another number.
+            ValueError: It is anything else.
             RuntimeError: It was called outside the `with` statement.
         """
         # Beyond, floats of seconds become too coarse for time limits.
-        if not 0 <= seconds <= MOST_SECONDS:
+        given: object = seconds  # a test without types may give a text
+        if not isinstance(given, (int, float)) or not 0 <= given <= MOST_SECONDS:
             raise ValueError(
-                f"advance() needs seconds from 0 to {MOST_SECONDS:,}, not {seconds!r}."
+                f"advance() needs seconds from 0 to {MOST_SECONDS:,}, got {quote_value(seconds)}."
             )
         CLOCK.advance(seconds)

@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
 
-from otel_limits.bindings.script import details_in
+from otel_limits.bindings.script import Script, details_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -45,7 +45,7 @@ class ScriptedChatModel(BaseChatModel):
     def __init__(self, script: Iterable[Answer], **fields: Any) -> None:
         """Use the answers in order."""
         super().__init__(**fields)
-        self._script = iter(script)
+        self._script = Script(script)
 
     @property
     def calls(self) -> int:

@@ -22,10 +22,10 @@ from openai.types.responses import (
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
 from otel_limits.bindings.openai_agents.halt_responses import message_of
-from otel_limits.bindings.script import details_in
+from otel_limits.bindings.script import Script, details_in
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from otel_limits.bindings.script import Answer
 
@@ -46,7 +46,7 @@ class ScriptedAgentsModel(Model):
         self, script: Iterable[Answer], model: str = "scripted", base_url: str = ""
     ) -> None:
         """Use the answers in order."""
-        self._script = iter(script)
+        self._script: Iterator[Answer] = Script(script)
         self.model = model
         self.base_url = base_url
         self.requests: list[list[Any]] = []

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING
 
 from strands.plugins import Plugin
 
-from otel_limits.core.limits import NO_LIMITS, Limits, caller_location
+from otel_limits.core.limits import LIMITS, NO_LIMITS, Limits, caller_location, explained
 from otel_limits.core.policy import Action, Overrides
+from otel_limits.core.secrets import quote_value
 
 if TYPE_CHECKING:
     from strands.agent.agent import Agent
+
+
+def _within_limits(name: str, value: object) -> str | None:
+    """Explain where a limit is given."""
+    limit = f"{name}={quote_value(value)}"
+    return f"Pass LimitsPlugin(Limits({limit}))." if name in LIMITS else None
 
 
 class LimitsPlugin(Plugin):
@@ -34,6 +41,7 @@ class LimitsPlugin(Plugin):
             or has other fields.
     """
 
+    @explained(_within_limits)
     def __init__(
         self,
         limits: Limits = NO_LIMITS,

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel
 from strands.models import Model
 
+from otel_limits.bindings.script import Script
+
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Iterator
 
@@ -46,7 +48,7 @@ class ScriptedModel(Model):
         self.calls = 0
         self.requests: list[Messages] = []
         self.tool_specs: list[list[ToolSpec] | None] = []
-        self._script = iter(script)
+        self._script: Iterator[Answer] = Script(script)
 
     def update_config(self, **model_config: Any) -> None:
         """Update the configuration, as every model does."""

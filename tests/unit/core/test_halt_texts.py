@@ -714,6 +714,9 @@ def test_operator_reads_what_a_loop_limit_saw(make_agent: MakeAgent, limit: str)
     assert ("EXEMPT_TOOLS" in stop.sentence) is (limit != "max_no_progress_turns")
 
 
+NUMBERS = "a whole number of 1 or more"
+
+
 @pytest.mark.parametrize(
     ("response", "remark"),
     [
@@ -721,11 +724,18 @@ def test_operator_reads_what_a_loop_limit_saw(make_agent: MakeAgent, limit: str)
         ({"extent": {"max_turns": 5}}, "'extent' is unknown. Did you mean 'extend'?"),
         ({"extend": {"max_turns": "5"}}, "max_turns must be a whole number of 1 or more, got '5'."),
         ({"extend": {"turns": 5}}, "'turns' is unknown. Did you mean 'max_turns'?"),
-        ({"extend": "5 more"}, "'extend' must be a number, or map limits to caps."),
+        ({"extend": "5 more"}, f"'extend' must be {NUMBERS}, or map limits to caps."),
         ({"max_turns": 5}, "'max_turns' must be within 'extend'."),
         ('{"extend": {"max_turns": 5}}', "it is text, not a mapping."),
         ({"approved": False}, "it has no 'extend'."),
-        ("maybe", "'maybe' is neither yes, no nor a number."),
+        ("maybe", f"'maybe' is neither yes, no nor {NUMBERS}."),
+        ("-3", f"'-3' is not {NUMBERS}."),
+        ("2.5", f"'2.5' is not {NUMBERS}."),
+        (0, f"'0' is not {NUMBERS}."),
+        (
+            {"extend": {"max_cost_usd": 1}},
+            "it raises max_cost_usd, but not max_turns, which was reached.",
+        ),
         ({"extend": None}, ""),
         ("no", ""),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import re
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -307,3 +308,20 @@ def test_enable_with_an_unknown_keyword_is_a_type_error(name: str, hint: str) ->
     unknown: Any = {name: 3}
     with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'{hint}"):
         enable(**unknown)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "hint"),
+    [
+        (Limits, "max_turn", "Did you mean max_turns?"),
+        (Limits, "zebra", "See: otel-limits docs limits"),
+        (LimitsPlugin, "max_turns", "Pass LimitsPlugin(Limits(max_turns=3))."),
+        (uses, "query", "Give the arguments of a tool as arguments={'query': 3}."),
+    ],
+)
+def test_unknown_keyword_is_refused_with_the_fix(
+    make: Callable[..., object], name: str, hint: str
+) -> None:
+    """Python's own message has none."""
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'. {re.escape(hint)}"):
+        make(**{name: 3})
