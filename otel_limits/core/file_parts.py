@@ -133,7 +133,7 @@ def _sentence(error: ErrorDetails, key: str, part: type[Part], written: str) -> 
             inner = ", ".join(f"{key}: {_flow(value)}" for key, value in example.items())
             such = f", such as {inner}," if inner else ","
             # Another file, such as .env, may be full of secrets.
-            whole = {str: "text", list: "a list"} if not key else {}
+            whole: dict[type, str] = {} if key else {str: "text", list: "a list"}
             got = whole.get(type(error["input"]), written)
             got = "an empty one" if error["type"] == "too_short" else got
             return f"{key or 'The file'} must be a mapping{such} got {got}."
