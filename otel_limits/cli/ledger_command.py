@@ -147,8 +147,10 @@ def export(arguments: Namespace) -> int:
     with open_query(arguments) as inquiry:
         inquiry.require_known()
         chosen = Export(arguments.what, arguments.format, arguments.output)
-        write(inquiry.connection, inquiry.selection, chosen, inquiry.work)
+        replaces = replaces_file(arguments.output)
+        written = write(inquiry.connection, inquiry.selection, chosen, inquiry.work)
         _report_pruned_rows(inquiry)
+    report_export(written, arguments.output, replaces=replaces)
     return 0
 
 
@@ -156,6 +158,18 @@ def _report_pruned_rows(inquiry: AuditQuery) -> None:
     """Say on stderr which rows of an exported period were pruned."""
     if clause := pruned_clause(inquiry):
         sys.stderr.write(f"otel-limits: {clause}, and are not exported.\n")
+
+
+def replaces_file(output: str | None) -> bool:
+    """Return whether an export replaces the content of a file, which no pipe or device keeps."""
+    return output is not None and Path(output).is_file()
+
+
+def report_export(rows: int, output: str | None, *, replaces: bool) -> None:
+    """Print on stderr what was written to a file."""
+    if output is not None:
+        before = ", replacing its content" if replaces else ""
+        sys.stderr.write(f"Wrote {pluralize(rows, 'row')} to {output}{before}.\n")
 
 
 def export_focus(arguments: Namespace) -> int:
@@ -183,8 +197,10 @@ def export_focus(arguments: Namespace) -> int:
             pass
         rows = focus.rows_of(found, settings.billing_account, settings.sub_account_key)
         chosen = Export("calls", arguments.format, arguments.output)
-        write_rows(focus.FIELDS, portions(rows, PORTION), chosen)
+        replaces = replaces_file(arguments.output)
+        written = write_rows(focus.FIELDS, portions(rows, PORTION), chosen)
         _report_pruned_rows(inquiry)
+    report_export(written, arguments.output, replaces=replaces)
     if found.unpriced:
         sys.stderr.write(
             f"{pluralize(found.unpriced, 'call')} without a price left out. To price them, run: "

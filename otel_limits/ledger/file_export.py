@@ -66,8 +66,8 @@ class ExportedColumn:
 
 def write(
     connection: sa.Connection, selection: Selection, chosen: Export, work: ProgressBar
-) -> None:
-    """Write the rows of a selection, in the order in which they were recorded.
+) -> int:
+    """Write the rows of a selection, in the order in which they were recorded; return their number.
 
     Raises:
         LedgerError: The file cannot be written.
@@ -80,24 +80,33 @@ def write(
     order = [table.c.started_us, table.c.id] if table is INVOCATION_TABLE else [table.c.id]
     statement = joins.select(selection, *(each.column for each in fields)).order_by(*order)
     rows = connection.execute(statement, execution_options={"yield_per": PORTION})
-    write_rows(fields, work.through(rows.partitions()), chosen)
+    return write_rows(fields, work.through(rows.partitions()), chosen)
 
 
-def write_rows(fields: Sequence[ExportedColumn], rows: Iterable[Portion], chosen: Export) -> None:
-    """Write portions of rows in the chosen form.
+def write_rows(fields: Sequence[ExportedColumn], rows: Iterable[Portion], chosen: Export) -> int:
+    """Write portions of rows in the chosen form; return the number of rows.
 
     Raises:
         LedgerError: The file cannot be written.
     """
     write_as = write_csv if chosen.form == "csv" else write_json_lines
+    written = 0
+
+    def counted() -> Iterator[Portion]:
+        nonlocal written
+        for portion in rows:
+            yield portion
+            written += len(portion)
+
     try:
-        write_as(fields, rows, chosen.output)
+        write_as(fields, counted(), chosen.output)
     # A disk may also fill up while rows are written.
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader has closed the pipe: not an error
             raise
         output = chosen.output or "output"
         raise LedgerError(f"Cannot write {output}: {error.strerror}.") from None
+    return written
 
 
 def fields_of(joins: Joins, table: sa.Table, keys: Iterable[str]) -> list[ExportedColumn]:

@@ -341,6 +341,21 @@ def test_a_key_that_is_called_like_a_column_is_exported(
     assert row["cache_saved_usd"] == "-0.500000000000"
 
 
+def test_export_to_a_file_reports_its_rows(
+    ledger: LedgerFile, tmp_path: Path, capsys: Output
+) -> None:
+    """Apart from the rows, so they can go to /dev/stdout; and that another file is gone."""
+    write(ledger.address, Entry(calls=[Call(), Call()]))
+    path = tmp_path / "out.csv"
+    capsys.readouterr()
+    for _ in range(2):
+        assert main(["ledger", "export", "--format", "csv", "--output", str(path)]) == 0
+    assert capsys.readouterr() == (
+        "",
+        f"Wrote 2 rows to {path}.\nWrote 2 rows to {path}, replacing its content.\n",
+    )
+
+
 def test_an_export_that_cannot_be_written(kept: LedgerFile, tmp_path: Path, capsys: Output) -> None:
     """The sentence names the file."""
     path = tmp_path / "missing" / "out.csv"
