@@ -114,7 +114,7 @@ def _managed(
             "severity": rule["labels"]["severity"],
             **{
                 each: json.dumps(_for_grafana(annotations[each]), ensure_ascii=False)
-                for each in ("summary", "description", "runbook_url")
+                for each in ("summary", "description", "runbook")
             },
         }
         text = template

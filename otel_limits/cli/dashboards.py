@@ -52,18 +52,11 @@ def export(options: Namespace) -> int:
             f"Kept {pluralize(len(kept), 'edited file')}: {names}. "
             "To get the new version, move it away and export again.\n"
         )
-    # Otherwise broken links would be noticed only when an alert fires.
-    defaults = [
-        (default, f"{option} URL")
-        for option, default, url in (
-            ("--runbook", exported_files.RUNBOOK, options.runbook),
-            ("--grafana", exported_files.GRAFANA, options.grafana),
-        )
-        if url is None
-    ]
-    if defaults:
-        places, changed_by = (" and ".join(each) for each in zip(*defaults, strict=True))
-        sys.stdout.write(f"Alerts link to {places}; change with {changed_by}.\n")
+    # Otherwise missing and broken links would be noticed only when an alert fires.
+    if options.runbook is None:
+        sys.stdout.write("Alerts name a section of that file; --runbook URL makes it a link.\n")
+    if options.grafana is None:
+        sys.stdout.write(f"Alerts link to {exported_files.GRAFANA}; change with --grafana URL.\n")
     return 0
 
 

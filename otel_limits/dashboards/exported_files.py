@@ -24,8 +24,11 @@ BROUGHT: Final = (
 )
 """Exported files: everything but the code that generates the JSON."""
 
-RUNBOOK: Final = "dashboards/README.md"
-"""Default start of every alert's `runbook_url`; --runbook sets the real address."""
+RUNBOOK: Final = re.compile(
+    r'runbook: ("?)Section (\w+) of README\.md, which otel-limits dashboards export writes'
+)
+"""Where the runbook of an alert is, as text: a `runbook_url` that is not a URL would be a broken
+link in Grafana and Alertmanager. --runbook makes it a `runbook_url`."""
 
 GRAFANA: Final = "http://localhost:3000"
 """Default start of every alert's `dashboard_url`; --grafana sets the real address."""
@@ -37,7 +40,7 @@ PAGE: Final = re.compile(r"\[([^]]*)\]\(\.\./otel_limits/docs/([a-z-]+)\.md(?:#[
 PAGE_BY_NAME: Final = r"\1 (`otel-limits docs \2`)"
 
 YAML: Final = ("prometheus/rules.yaml", "grafana/provisioning/alerting/otel-limits.yaml")
-"""Files with a `runbook_url` or a `dashboard_url`."""
+"""Files with a `runbook` and a `dashboard_url`."""
 
 
 def directory() -> Path:
@@ -92,8 +95,10 @@ def _content(path: Path, source: Path, runbook: str | None, grafana: str | None)
     name = path.relative_to(source).as_posix()
     if name in YAML:
         # In the text, so that the comments of the files stay.
-        content = content.replace(RUNBOOK.encode(), (runbook or RUNBOOK).encode())
-        return content.replace(GRAFANA.encode(), (grafana or GRAFANA).rstrip("/").encode())
+        text = content.decode()
+        if runbook is not None:
+            text = RUNBOOK.sub(lambda at: f"runbook_url: {at[1]}{runbook}#{at[2].lower()}", text)
+        return text.replace(GRAFANA, (grafana or GRAFANA).rstrip("/")).encode()
     if name == "README.md":
         # The pages stay in the package, where no link from this directory leads.
         return PAGE.sub(PAGE_BY_NAME, content.decode()).encode()

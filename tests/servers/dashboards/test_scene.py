@@ -247,7 +247,7 @@ def test_max_turns_alert_fires(played: Scene) -> None:
     assert alert["labels"]["job"] == "agents"
     assert alert["labels"]["severity"] == "warning"
     assert "halted by max_turns" in alert["annotations"]["description"]
-    assert alert["annotations"]["runbook_url"].endswith("#otellimitshaltedrepeatedly")
+    assert "Section OtelLimitsHaltedRepeatedly of README.md" in alert["annotations"]["runbook"]
 
 
 def test_exemplar_has_trace_id_of_halt(played: Scene) -> None:
