@@ -135,7 +135,7 @@ def test_stops_on_a_narrow_terminal_shows_costs_and_zero_token_calls(
         ledger.address,
         Entry(
             agent="research-assistant",
-            calls=[*calls, *[Call(input=0, output=0, kind="zero")] * zeros],
+            calls=[*calls, *[Call(input=0, output=0, kind="zero_token")] * zeros],
         ),
         Entry(agent="research-assistant", calls=calls, reason="max_turns", action="halted"),
     )
