@@ -132,9 +132,6 @@ UNPRICED_CALLS: Final = choice(*UNPRICED)
 HALTS_LESS: Final = loosest("refuse")
 """Compares actions at a cap of a tool."""
 
-LONGEST_REASON: Final = 300
-"""Characters of why a price is unknown: it contains names from outside."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -469,9 +466,7 @@ class Policy:
             why = f"model {clean(tally.unmeasured_model)!r} reported no usage"
             breaches += self._unknown(tally, breaches, "token", prefix, why)
         if tally.unbounded_calls and (self.unpriced or unpriced_default) == "halt":
-            reason = clean(tally.unbounded_reason, LONGEST_REASON)
-            because = reason and f", because {reason}"
-            why = f"no price for model {clean(tally.unbounded_model)!r}{because}"
+            why = f"no price for model {clean(tally.unbounded_model)!r}{tally.unbounded_because}"
             and_so = "" if self.unpriced else ", and no other limit applies"
             breaches += self._unknown(tally, breaches, "USD", prefix, why, and_so)
         if not breaches:

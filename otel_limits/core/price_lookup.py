@@ -25,7 +25,7 @@ from otel_limits.core.catalogue import (
 )
 from otel_limits.core.installing import install_command
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
-from otel_limits.core.labels import best_match
+from otel_limits.core.labels import best_match, clean
 from otel_limits.core.loops import fingerprint
 from otel_limits.core.price import NO_QUOTE, Price, Quote, priced_with
 from otel_limits.core.terms import (
@@ -103,6 +103,16 @@ NO_CACHE_RATE: Final = "no price of its cached tokens is known"
 NO_SEARCH_SIZE: Final = "its fee depends on the size of the search context, which is unreported"
 NO_TIER: Final = "the service tier is the vendor's choice, and its answer does not name it"
 NO_OVERRIDES: Final[Mapping[str, PriceOverride]] = MappingProxyType({})
+
+
+LONGEST_REASON: Final = 300
+"""Characters of a reason in a halt: it contains names from outside."""
+
+
+def because_of(quote: Quote) -> str:
+    """Return why a price is unknown, as part of a sentence; empty if none is listed."""
+    reason = quote.unknown if quote.unknown not in (None, NO_PRICE) else ""
+    return reason and f", because {clean(reason, LONGEST_REASON)}"
 
 
 class Prices:

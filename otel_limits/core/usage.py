@@ -181,8 +181,8 @@ class Tally:
     """Those of them whose price has no known upper bound either."""
     unbounded_model: str = ""
     """The model of the last of them."""
-    unbounded_reason: str = ""
-    """Why its price is unknown, if that is more than that no price is known."""
+    unbounded_because: str = ""
+    """Why its price is unknown, as part of a sentence."""
     tool_calls: int = 0
     """Tool calls that ran, without retries and refused or denied calls."""
     refused_tool_calls: int = 0

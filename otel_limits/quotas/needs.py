@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from opentelemetry import baggage
 
 from otel_limits.core.price import NO_QUOTE, Quote
+from otel_limits.core.price_lookup import because_of
 from otel_limits.core.usage import NO_COST, Usage
 from otel_limits.quotas.keys import key_text
 from otel_limits.quotas.quota import Quota, Unit, parts_of_usd
@@ -56,6 +57,8 @@ class QuotaNeed:
     """True if actual usage cannot exceed it."""
     model: str
     action: Action
+    because: str = ""
+    """Why its price is unknown, as part of a sentence."""
     sharer: str = ""
     """With whom it shares its turns in a queue."""
     is_of_last: bool = False
@@ -175,6 +178,7 @@ def need_of(
         # Counts of calls do not depend on the answer.
         certain=estimate.certain or quota.unit not in ("tokens", "usd"),
         model=request.model,
+        because=because_of(quote),
         # A quota cannot be extended by a prompt: the whole fleet shares it.
         action="halt" if action == "ask" else action,
         sharer=key_text(lookup(quota.fair_by)) if quota.fair_by else "",

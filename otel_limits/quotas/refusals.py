@@ -159,7 +159,7 @@ def without_price(need: QuotaNeed, demand: Demand, known: CountState | None, now
     """Describe a refusal because the price is unknown."""
     note = (
         f"quota {need.quota.name!r}{_whose(need)} is in USD, and no price for model "
-        f"{clean(need.model)!r} is known"
+        f"{clean(need.model)!r} is known{need.because}"
     )
     ends = resets_at(demand.count, known, now)
     state, wait = known or CountState(0, 0, demand.capacity), max(0, math.ceil(ends - now))

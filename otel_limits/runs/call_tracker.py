@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.events import CallKind, ModelCall
 from otel_limits.core.internal_errors import suppress_errors
-from otel_limits.core.price_lookup import NO_PRICE
+from otel_limits.core.price_lookup import because_of
 from otel_limits.core.usage import EXACT, NO_COST, Usage, UsageRecord
 from otel_limits.runs.budget import ASSUMED_OUTPUT, Reservation
 from otel_limits.usage.normaliser import combined, counted
@@ -435,7 +435,7 @@ def add_call(
         if quote.at_most is None:
             tally.unbounded_calls += 1
             tally.unbounded_model = call.model
-            tally.unbounded_reason = quote.unknown if quote.unknown not in (None, NO_PRICE) else ""
+            tally.unbounded_because = because_of(quote)
 
 
 def add_usage(tally: Tally, call: InFlightCall, usage: Usage, quote: Quote) -> None:

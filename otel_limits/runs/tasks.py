@@ -209,7 +209,7 @@ def _used(budget: Budget) -> dict[str, Any]:
         "cost_at_most": str(tally.cost_at_most),
         "unmeasured_model": tally.unmeasured_model,
         "unbounded_model": tally.unbounded_model,
-        "unbounded_reason": tally.unbounded_reason,
+        "unbounded_because": tally.unbounded_because,
         "wrapped_up": budget.wrapped_up,
         "leader": budget.leader or "",
         "outputs": budget.outputs.copy(),
@@ -226,7 +226,7 @@ def _use(budget: Budget, fields: RecordFields) -> None:
     tally.cost_at_most = max(fields.amount("cost_at_most"), tally.cost)
     tally.unmeasured_model = fields.text("unmeasured_model")
     tally.unbounded_model = fields.text("unbounded_model")
-    tally.unbounded_reason = fields.text("unbounded_reason")
+    tally.unbounded_because = fields.text("unbounded_because")
     budget.wrapped_up = fields.flag("wrapped_up")
     budget.leader = fields.text("leader") or None
     budget.outputs = fields.counts("outputs")

@@ -407,6 +407,18 @@ def test_quota_in_usd_without_a_price_asks_for_one(
     assert "raise" not in stop.sentence
 
 
+@listed
+def test_quota_in_usd_names_the_entry_for_a_listed_model_of_an_unknown_vendor(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """To name its vendor is less work than to write its price."""
+    use_policy("quotas: {daily: {usd: 1, window: day}}", tmp_path, monkeypatch)
+    enable()
+    stop = stop_of(make_agent(ScriptedModel([says("x")], "gpt-4o"))("go"))
+    assert stop is not None
+    assert "(`as: openai/gpt-4o` in the policy file names one)" in stop.sentence
+
+
 def test_stop_after_an_upper_bound_survives_the_message(make_agent: MakeAgent) -> None:
     """The marker in the last message keeps that the amount is one at most."""
     from otel_limits.core.events import stop_from_json, stop_to_json
