@@ -701,7 +701,7 @@ BEYOND = str(10**30)
     [
         (("audit", "stops", "--top", BEYOND), 0),
         (("audit", "backtest", "--max-turns", BEYOND), 0),
-        (("audit", "backtest", "--max-cost-usd", BEYOND), 0),
+        (("audit", "backtest", "--max-cost-usd", str(10**12)), 0),
         (("audit", "backtest", "--max-token-budget", BEYOND, "--max-turns", "1"), 0),
         (("audit", "spend", "--until", "9999-12-31T23:59", "--time-zone", "America/Lima"), 2),
         (("audit", "spend", "--since", "0001-01-01", "--time-zone", "Asia/Tokyo"), 2),
