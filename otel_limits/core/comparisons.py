@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
 from typing import Any, Final, TypeAlias
+
+from otel_limits.core.values import duration_text
 
 IsLooser: TypeAlias = Callable[[Any, Any], "bool | None"]
 """Whether a value is looser than an earlier one, which comes first; `None` if unknown."""
@@ -71,16 +74,23 @@ def changes(old: object, new: object, comparisons: Mapping[str, IsLooser]) -> It
 
 def _shown(value: object) -> str:
     """Return a value as a policy file has it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_in_braces(each)}" for key, each in value.items())
     if value is None:
         return "unset"
-    if value == NO_CAP:
-        return "no limit"
-    if isinstance(value, bool):
-        return str(value).lower()
+    return "no limit" if value == NO_CAP else _in_braces(value) or "unset"
+
+
+def _in_braces(value: object) -> str:
+    """Return a value within another one."""
     if isinstance(value, float):
         return f"{value:.15g}"
+    if isinstance(value, timedelta):
+        return duration_text(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {each}" for key, each in value.items())
+        return "{" + ", ".join(f"{key}: {_in_braces(each)}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_in_braces, value)) + "]"
     if isinstance(value, tuple):
-        value = ",".join("=".join(each) if isinstance(each, tuple) else each for each in value)
-    return str(value) or "unset"
+        return ",".join("=".join(each) if isinstance(each, tuple) else each for each in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,12 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from otel_limits.core.comparisons import (
-    NO_CAP,
-    change,
     changed,
-    changes,
-    excepted,
-    higher,
     loosest,
     shorter,
 )
@@ -50,11 +45,9 @@ from otel_limits.core.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-    from typing import Any
+    from collections.abc import Iterable
 
-    from otel_limits.core.comparisons import IsLooser
-    from otel_limits.core.usage import Number, Tally
+    from otel_limits.core.usage import Tally
 
 
 # --- the message for end users --------------------------------------------------------------------
@@ -382,35 +375,6 @@ class Policy:
             return None
         return status == "error" or is_failure(text, self._failures_of(tool))
 
-    def loosened(self, before: Policy) -> Iterator[str]:
-        """Yield the settings that are looser than in an earlier policy, or may be.
-
-        One phrase each. A setting is compared if it is declared with `is_looser`.
-        """
-        for prefix, old, new in (
-            ("", before.limits, self.limits),
-            (TREE_PREFIX, before.tree, self.tree),
-            (CONVERSATION_PREFIX, before.conversation, self.conversation),
-        ):
-            caps = _flat(new)
-            for name, cap in _flat(old).items():
-                yield from change(prefix + name, cap, caps.get(name, NO_CAP), higher)
-        yield from changes(before, self, COMPARED)
-        earlier = before._by_tool()
-        for key, (tools, value_of, is_looser) in self._by_tool().items():
-            former_tools, former_value_of, _ = earlier[key]
-            for tool in sorted({*tools, *former_tools}):
-                values = former_value_of(tool), value_of(tool)
-                yield from change(f'tools["{tool}"].{key}', *values, is_looser)
-
-    def _by_tool(self) -> dict[str, tuple[Iterable[str], Callable[[str], Any], IsLooser]]:
-        """Return the globs, the value for a tool, and the comparison of each key of tools."""
-        return {
-            "exempt": (self.exempt_tools | self.watched_tools, self.exempts, excepted),
-            "action": (self.actions_by_tool, self._action_of, HALTS_LESS),
-            "failures": (self.failures_by_tool, self._failures_of, changed),
-        }
-
     def _action_of(self, tool: str) -> ToolAction:
         glob = best_match(self.actions_by_tool, tool)
         return self.tool_action if glob is None else self.actions_by_tool[glob]
@@ -509,17 +473,6 @@ COMPARED: Final = {
     if each.metadata.get("is_looser")
 }
 """Settings that can make a policy looser, with the comparison of each."""
-
-
-def _flat(limits: Limits) -> dict[str, Number]:
-    """Return the caps that are on, those of single tools by `max_calls_per_tool.search`."""
-    caps: dict[str, Number] = {}
-    for name, cap in limits.items():
-        if isinstance(cap, Mapping):
-            caps |= {f"{name}.{tool}": each for tool, each in cap.items() if each}
-        elif cap:
-            caps[name] = cap
-    return caps
 
 
 def unpriced_by_default(own: Policy, trees: Iterable[Policy]) -> Unpriced:

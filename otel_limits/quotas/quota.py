@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, get_args
 
@@ -96,21 +97,34 @@ def _divides(old: Template, new: Template) -> bool | None:
     """Compare keys: each value of a key gets the full amount."""
     if not new.text or not old.text:
         return bool(new.text)
-    return changed(old, new)
+    # Only the values count, not the text between them.
+    return changed(old.sources, new.sources)
+
+
+def _applies_less(
+    old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str], ...]
+) -> bool | None:
+    """Compare conditions; a missing value also matches `*`."""
+    conditions = (tuple(each for each in where if each[1].strip("*")) for where in (old, new))
+    return narrower(*conditions)
 
 
 COMPARED: Final[Mapping[str, IsLooser]] = {
     "pace": changed,
     "key": _divides,
-    "where": narrower,
+    "where": _applies_less,
     "reserve": loosest("expected"),
-    "grace": higher,
     "on_store_error": loosest("allow", "local"),
     "on_lost": loosest("free"),
     "on_exceeded": loosest("wait"),
-    "max_wait": higher,
 }
-"""Fields of a quota that can make it looser, besides its amounts, its plan and its action."""
+"""Fields of a quota that can make it looser, whatever the others are."""
+
+COMPARED_IF: Final[Mapping[str, tuple[str, str]]] = {
+    "grace": ("on_store_error", "deny"),
+    "max_wait": ("on_exceeded", "wait"),
+}
+"""Seconds of which more are looser, and the value of the field without which they mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,6 +185,10 @@ class Quota:
         if self.plan and before.plan:
             yield from change("plan", before.plan, self.plan, changed)
         yield from changes(before, self, COMPARED)
+        for name, (condition, value) in COMPARED_IF.items():
+            if getattr(self, condition) == getattr(before, condition) == value:
+                former, now = (timedelta(seconds=getattr(each, name)) for each in (before, self))
+                yield from change(name, former, now, higher)
         if self.refill and before.refill and self.burst != before.burst:
             bursts = before.refill.capacity(before.amount), self.refill.capacity(self.amount)
             yield from change("burst", *bursts, higher)

@@ -107,7 +107,7 @@ class Document:
         values = {name: entry.value for name, entry in entries.items()}
         file = file_name(self.path)
         lines = {name: f"{file}:{entry.line}" for name, entry in entries.items()}
-        exemptions = self._by_tool("exempt")
+        exemptions = self.by_tool("exempt")
         exempt = frozenset(glob for glob, is_exempt in exemptions.items() if is_exempt)
         # `exempt: false` is kept as well: it overrides a less specific glob.
         watched = frozenset(exemptions) - exempt
@@ -122,14 +122,14 @@ class Document:
             # The file overrides the environment in both directions.
             exempt_tools=(base.exempt_tools - watched) | exempt,
             watched_tools=(base.watched_tools - exempt) | watched,
-            actions_by_tool=FrozenDict(self._by_tool("action")),
-            failures_by_tool=FrozenDict(self._by_tool("failures")),
+            actions_by_tool=FrozenDict(self.by_tool("action")),
+            failures_by_tool=FrozenDict(self.by_tool("failures")),
             quotas=self._quotas_of(agent),
             origins={**base.origins, **lines},
             **{name: value for name, value in values.items() if name in AGENT_SETTINGS},
         )
 
-    def _by_tool(self, key: str) -> dict[str, Any]:
+    def by_tool(self, key: str) -> dict[str, Any]:
         """Return the values of a key of tools, by glob."""
         return {glob: keys[key].value for glob, keys in self.tools.items() if key in keys}
 
