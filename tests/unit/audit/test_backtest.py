@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +20,10 @@ if TYPE_CHECKING:
 POLICY = """
 defaults: {limits: {max_turns: 9}}
 agents:
-  "re*": {limits: {max_turns: 2, max_repeated_failures: 3}, tree: {max_turns: 30}}
+  "re*":
+    action: halt
+    limits: {max_turns: 2, max_repeated_failures: 3}
+    tree: {max_turns: 30}
 """
 
 
@@ -59,6 +64,19 @@ def test_each_agent_has_the_limits_of_the_file(
     if "reader" in halts:
         option = answer(capsys, "--max-turns", "2", "--agent", "reader")
         assert found["cuts"] == option["cuts"]
+
+
+def test_a_task_has_the_limits_of_the_agent_that_ends_it(
+    policy: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The writer answers an interrupt of the reader, to which a lower limit applies."""
+    with contextlib.closing(sqlite3.connect(ledger.path)) as connection, connection:
+        connection.execute("UPDATE otel_limits_invocations SET task_id = ?", (f"{1:032x}",))
+    write(ledger.address, Entry(agent="reader", calls=[Call()] * 4), first=3)
+    for selected, halted in (((), 1), (("--where", "agent!=reader"), 0)):
+        found = answer(capsys, "--policy", str(policy), *selected)
+        halts = {row["agent"]: row["halted"] for row in found["backtest"]}
+        assert halts == {"reader": halted, "writer": 0}
 
 
 def test_limits_that_are_not_tested_are_named(
