@@ -146,7 +146,6 @@ def _exempt(document: Document, base: Policy) -> dict[str, bool]:
     """Return whether tools are exempt by name or glob; of two equally specific ones, `False`."""
     values = {
         **dict.fromkeys(base.exempt_tools, True),
-        **dict.fromkeys(base.watched_tools, False),
         **document.by_tool("exempt"),
     }
     return dict(sorted(values.items(), key=lambda each: not each[1]))

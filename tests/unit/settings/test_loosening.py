@@ -285,6 +285,58 @@ LOOSER_VERSIONS = [
         "agents: {'a*': {limits: {max_turns: 5}}, '*a': {limits: {max_turns: 60}}}",
         ["agents that match 'a*' and '*a': max_turns 5 -> 60"],
     ),
+    (
+        "agents: {'[!ac]*': {limits: {max_turns: 2}}}",
+        "agents: {'[!ac]*': {limits: {max_turns: 2}}, '[a-c]xyz': {limits: {max_turns: 60}}}",
+        ["agents that match '[!ac]*' and '[a-c]xyz': max_turns 2 -> 60"],
+    ),
+    # one of the two has the same change, and is listed alone
+    (
+        "{defaults: {limits: {max_turns: 3}}, agents: {'res*': {limits: {max_turns: 3}}}}",
+        (
+            "{defaults: {limits: {max_turns: 3}},"
+            " agents: {'res*': {limits: {max_turns: 3}}, '*archer': {limits: {max_turns: 60}}}}"
+        ),
+        ["agent '*archer': max_turns 3 -> 60"],
+    ),
+    (
+        "agents: {'a*': {limits: {max_turns: 2}}}",
+        "agents: {'a*': {limits: {max_turns: 2}}, 'a**': {limits: {max_turns: 60}}}",
+        ["agent 'a*': max_turns 2 -> 60", "agent 'a**': max_turns 2 -> 60"],
+    ),
+    # a glob with more characters matches only some of the names
+    (
+        (
+            "agents: {'w?': {limits: {max_turns: 2}}, 'w[!a]': {limits: {max_turns: 2}},"
+            " 'a*': {limits: {max_turns: 2}}, 'a?*': {limits: {max_turns: 2}}}"
+        ),
+        (
+            "agents: {'w?': {limits: {max_turns: 60}}, 'w[!a]': {limits: {max_turns: 2}},"
+            " 'a*': {limits: {max_turns: 60}}, 'a?*': {limits: {max_turns: 2}}}"
+        ),
+        ["agent 'w?': max_turns 2 -> 60", "agent 'a*': max_turns 2 -> 60"],
+    ),
+    # a third glob applies to all of them
+    (
+        "agents: {'*r': {limits: {max_turns: 3}}, 'res*': {limits: {max_turns: 60}}}",
+        (
+            "agents: {'*r': {limits: {max_turns: 3}}, 'res*': {limits: {max_turns: 60}},"
+            " 'research-*': {limits: {max_turns: 60}}}"
+        ),
+        [],
+    ),
+    # the defaults apply to none
+    (
+        (
+            "{defaults: {limits: {max_turns: 3}}, quotas: {q: {concurrency: 2}},"
+            " agents: {'*': {limits: {max_turns: 2}, action: observe}}}"
+        ),
+        (
+            "{defaults: {limits: {max_turns: 4}}, quotas: {q: {concurrency: 2, action: observe}},"
+            " agents: {'*': {limits: {max_turns: 2}, action: observe}}}"
+        ),
+        [],
+    ),
     # the most specific of three still applies
     (
         "agents: {'*': {limits: {max_turns: 60}}, 'a*': {limits: {max_turns: 5}}}",
@@ -292,9 +344,9 @@ LOOSER_VERSIONS = [
         [],
     ),
     (
-        "tools: {'s*': {exempt: true}, '*sh': {exempt: false}, ssh: {exempt: false}}",
+        "tools: {'*h': {exempt: false}, ssh: {exempt: false}, 's*': {exempt: true}}",
         "tools: {'s*': {exempt: true}}",
-        ['tools["ssh"].exempt false -> true', 'tools["*sh" and "s*"].exempt false -> true'],
+        ['tools["ssh"].exempt false -> true', 'tools["*h" and "s*"].exempt false -> true'],
     ),
     (
         (
@@ -306,6 +358,20 @@ LOOSER_VERSIONS = [
             " models: {'x*': {price: {input: 5, output: 9}}, '*x': {price: {input: 1, output: 9}}}}"
         ),
         ['models["x*" and "*x"] price {input: 5, output: 9} -> price {input: 1, output: 9}'],
+    ),
+    # the last of the globs is only for one vendor
+    (
+        (
+            "{quotas: {q: {usd: 1, window: day}}, models: {'*b': {price: {input: 1, output: 9}},"
+            " 'a*': {price: {input: 5, output: 9}},"
+            " 'a**': {price: {input: 9, output: 9}, provider: azure}}}"
+        ),
+        (
+            "{quotas: {q: {usd: 1, window: day}}, models: {'a*': {price: {input: 5, output: 9}},"
+            " '*b': {price: {input: 1, output: 9}},"
+            " 'a**': {price: {input: 9, output: 9}, provider: azure}}}"
+        ),
+        ['models["a*" and "*b"] price {input: 5, output: 9} -> price {input: 1, output: 9}'],
     ),
 ]
 

@@ -1094,11 +1094,17 @@ def test_reload_is_compared_with_what_applies_without_the_file(
 ) -> None:
     """A limit of the environment takes the place of a removed one; `observe` ends all of them."""
     path, now = tmp_path / "limits.yaml", [0.0]
-    path.write_text("agents: {a: {limits: {max_turns: 3}}, b: {limits: {max_turns: 3}}}")
+    path.write_text(
+        "{agents: {a: {limits: {max_turns: 3}}, b: {limits: {max_turns: 3}}},"
+        " tools: {poll_orders: {exempt: false}}}"
+    )
     enable(observers=[events.append])
     file = PolicyFile(str(path), clock=lambda: now[0])
     path.write_text("agents: {b: {limits: {max_turns: 3}, action: observe}}")
     now[0] += 2
-    file.refresh(Policy(limits=Limits(max_turns=2)))
+    file.refresh(Policy(limits=Limits(max_turns=2), exempt_tools=frozenset({"poll_*"})))
     (read,) = [event for event in events if isinstance(event, PolicyRead)]
-    assert read.loosened == ("agent 'b': action halt -> observe",)
+    assert read.loosened == (
+        "agent 'b': action halt -> observe",
+        'tools["poll_orders"].exempt false -> true',
+    )
