@@ -30,7 +30,7 @@ OTHER_CHARACTER: Final = "\0"
 """A character that no glob contains: YAML does not allow it."""
 
 MAX_COMPARED: Final = 100_000
-"""Pairs of globs to compare: the file is read in the thread of an agent."""
+"""Pairs of globs, or of their characters, to compare: this is done in the thread of an agent."""
 
 ABSENT: Final = object()
 
@@ -71,12 +71,15 @@ class Pattern:
         return not self._has_sets and all(map(self._match, other._samples))
 
     def overlaps(self, other: Pattern) -> bool:
-        """Return whether one name can match both."""
+        """Return whether one name can match both; long globs are not compared, and may."""
         theirs = other._tokens
+        if len(self._tokens) * len(theirs) > MAX_COMPARED:
+            return True
         # For each number of tokens of the other one: whether they and the tokens of this one, up to
         # the current one, can match the same text.
         row = [True]
-        row += (all(each == STAR for each in theirs[: n + 1]) for n in range(len(theirs)))
+        for their in theirs:
+            row.append(row[-1] and their == STAR)
         for token in self._tokens:
             above, row = row, [row[0] and token == STAR]
             for n, their in enumerate(theirs):

@@ -414,7 +414,6 @@ def test_many_changed_patterns_are_not_called_unchanged() -> None:
     found = loosened(three, four, Policy())
     assert found == (*(f"agent 'a{n}*': max_turns 3 -> 4" for n in range(320)), unsure)
     assert loosened(two, two, Policy()) == ()
-    # A name that matched two of them could have had either value.
     assert loosened(three, two, Policy()) == ()
 
 
