@@ -17,6 +17,7 @@ from otel_limits.core.comparisons import (
 )
 from otel_limits.core.limits import CONVERSATION_PREFIX, TREE_PREFIX, caps_by_name
 from otel_limits.core.policy import COMPARED, COST, HALTS_LESS
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.settings.policy.document import AGENT_SETTINGS
 from otel_limits.settings.policy.patterns import Version, differences
 
@@ -115,8 +116,8 @@ def _agents(globs: Globs) -> str:
         case ():
             return "all other agents"
         case (glob,):
-            return f"agent {glob!r}"
-    return "agents that match " + " and ".join(map(repr, globs))
+            return f"agent {quote_value(glob)}"
+    return "agents that match " + " and ".join(map(quote_value, globs))
 
 
 # --- tools, quotas and prices ---------------------------------------------------------------------
@@ -178,7 +179,7 @@ def _named(kind: str, key: str, versions: Iterable[Version], is_looser: IsLooser
 
 
 def _quoted(glob: str) -> str:
-    return f'"{glob}"'
+    return f'"{redact_value(glob)}"'
 
 
 def _of_quotas(before: Document, after: Document, old: Version, new: Version) -> Iterator[str]:
@@ -187,13 +188,13 @@ def _of_quotas(before: Document, after: Document, old: Version, new: Version) ->
     for name, entry in before.quotas.items():
         former: Quota = entry.value
         if name not in after.quotas:
-            yield f"quota {name!r}: {former} -> no quota"
+            yield f"quota {quote_value(name)}: {former} -> no quota"
             continue
         quota: Quota = after.quotas[name].value
         for phrase in dict.fromkeys(quota.loosened(former)):
-            yield f"quota {name!r}: {phrase}"
+            yield f"quota {quote_value(name)}: {phrase}"
         for phrase in change("action", former.action, quota.action, is_looser):
-            yield f"quota {name!r}: {phrase}"
+            yield f"quota {quote_value(name)}: {phrase}"
 
 
 def _of_prices(before: Document, after: Document, settings: Mapping[str, Version]) -> Iterator[str]:
