@@ -43,7 +43,7 @@ from otel_limits.runs.quota_gate import AdmissionRequest
 from otel_limits.runs.run import Run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from otel_limits.core.limits import Breach
     from otel_limits.runs.calls import InFlightCall
@@ -116,42 +116,43 @@ class Admission:
         run = self.run
         return for_end_user(run.invocation.agent, verdict, run.policy.halt_message)
 
-    # --- one model call of the loop ---------------------------------------------------------------
+    # --- one request of the loop ------------------------------------------------------------------
 
-    async def admit_call(
+    async def admit_calls(
         self,
-        call: InFlightCall,
+        calls: Sequence[InFlightCall],
         attributes: Mapping[str, object],
         *,
         obstacle: str = "",
         can_ask: bool = True,
     ) -> Refusal | None:
-        """Decide whether a call may be sent, by limits and quotas. See `reserve_or_refuse`.
+        """Decide whether the calls of a request may be sent, by limits and quotas: all, or none.
 
         Limits that are reached refuse it, without asking quotas. Otherwise it waits for quotas, and
-        then all limits decide: other agents may have used up a shared one while it waited.
+        then all limits decide: other agents may have used up a shared one while it waited. See
+        `reserve_or_refuse`.
         """
-        request = self.admission_request(call, attributes, obstacle=obstacle)
+        request = self.admission_request(calls, attributes, obstacle=obstacle)
         quota_verdict = None if request is None else await self.ask_quotas(request)
-        refusal = self._decided(call, quota_verdict, obstacle=obstacle, can_ask=can_ask)
-        if refusal is not None:
-            await self.settle_quotas(call.id)
+        refusal = self._decided_all(calls, quota_verdict, obstacle=obstacle, can_ask=can_ask)
+        if refusal is not None and request is not None:
+            await self.settle_all_quotas(calls)
         return refusal
 
-    def admit_call_blocking(
+    def admit_calls_blocking(
         self,
-        call: InFlightCall,
+        calls: Sequence[InFlightCall],
         attributes: Mapping[str, object],
         *,
         obstacle: str = "",
         can_ask: bool = True,
     ) -> Refusal | None:
-        """Do the same as `admit_call` in a thread that may block."""
-        request = self.admission_request(call, attributes, obstacle=obstacle)
+        """Do the same as `admit_calls` in a thread that may block."""
+        request = self.admission_request(calls, attributes, obstacle=obstacle)
         quota_verdict = None if request is None else wait_for(self.ask_quotas(request))
-        refusal = self._decided(call, quota_verdict, obstacle=obstacle, can_ask=can_ask)
+        refusal = self._decided_all(calls, quota_verdict, obstacle=obstacle, can_ask=can_ask)
         if refusal is not None and request is not None:
-            wait_for(self.settle_quotas(call.id))
+            wait_for(self.settle_all_quotas(calls))
         return refusal
 
     async def settle(self, call: InFlightCall, error: BaseException | None = None) -> None:
@@ -170,6 +171,31 @@ class Admission:
         """Count a call; after an internal error it is counted with the end of the invocation."""
         call.has_ended = True
         settle_call(self.run, call, error)
+
+    def _decided_all(
+        self,
+        calls: Sequence[InFlightCall],
+        quota_verdict: Verdict | None,
+        *,
+        obstacle: str,
+        can_ask: bool,
+    ) -> Refusal | None:
+        """Decide about each call; if one is refused, release the others."""
+        for call in calls:
+            # Only with the last one: the calls before it are sent with the same last answer.
+            verdict = quota_verdict if call is calls[-1] else None
+            refusal = self._decided(call, verdict, obstacle=obstacle, can_ask=can_ask)
+            if refusal is not None:
+                self.release_all(calls)
+                return refusal
+        return None
+
+    @suppress_errors("binding")
+    def release_all(self, calls: Sequence[InFlightCall]) -> None:
+        """Release calls that the limits have admitted and that are not sent."""
+        for call in calls:
+            if call.is_open:
+                self._release(call)
 
     @suppress_lapses("binding")
     def _decided(
@@ -200,17 +226,32 @@ class Admission:
         if self.gate is not None:
             await self.gate.settle(self.run.invocation.id, call_id)
 
+    async def settle_all_quotas(self, calls: Sequence[InFlightCall]) -> None:
+        """Settle the reservations of calls that are not sent."""
+        for call in calls:
+            await self.settle_quotas(call.id)
+
     @suppress_errors("binding")
     def admission_request(
         self,
-        call: InFlightCall,
+        calls: Sequence[InFlightCall],
         attributes: Mapping[str, object],
         *,
         obstacle: str = "",
     ) -> AdmissionRequest | None:
-        """Describe a call for the quotas; `None` if there are none."""
+        """Describe the calls of a request for the quotas; `None` if there are none."""
         if self.gate is None:
             return None
+
+        def is_refused() -> bool:
+            return any(self._is_refused(call, obstacle=obstacle) for call in calls)
+
+        first, *others = [self._request_of(call, attributes, obstacle) for call in calls]
+        return replace(first, is_refused=is_refused, others=tuple(others))
+
+    def _request_of(
+        self, call: InFlightCall, attributes: Mapping[str, object], obstacle: str
+    ) -> AdmissionRequest:
         return AdmissionRequest(
             invocation=self.run.invocation,
             call_id=call.id,
@@ -220,7 +261,6 @@ class Admission:
             provider=call.provider,
             terms=call.terms,
             is_cancelled=lambda: self.is_cancelled,
-            is_refused=lambda: bool(self._is_refused(call, obstacle=obstacle)),
             action=self.run.policy.action,
             obstacle=obstacle or self._obstacle_at_quota,
             unpriced=self.run.unpriced,

@@ -533,17 +533,10 @@ class ModelCallInProgress(ABC):
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
-        for call in self.calls:
-            refusal = await invocation.admit_call(
-                call,
-                invocation.attributes,
-                obstacle=self.obstacle,
-                can_ask=can_ask,
-            )
-            if refusal is not None:
-                self._release()
-                return refusal
-        return self._opened(invocation)
+        refusal = await invocation.admit_calls(
+            self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
+        )
+        return refusal or self._opened(invocation)
 
     def admit_blocking(self) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
@@ -554,17 +547,10 @@ class ModelCallInProgress(ABC):
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
-        for call in self.calls:
-            refusal = invocation.admit_call_blocking(
-                call,
-                invocation.attributes,
-                obstacle=self.obstacle,
-                can_ask=can_ask,
-            )
-            if refusal is not None:
-                self._release()
-                return refusal
-        return self._opened(invocation)
+        refusal = invocation.admit_calls_blocking(
+            self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
+        )
+        return refusal or self._opened(invocation)
 
     def _admit_side_calls(self) -> None:
         if not self.is_admitted:
@@ -580,13 +566,6 @@ class ModelCallInProgress(ABC):
         self.prepare(invocation)
         return None
 
-    @suppress_errors("binding")
-    def _release(self) -> None:
-        """Release the calls that were admitted before one was refused."""
-        for call in self.calls:
-            if call.reservation is not None and call.is_open:
-                self.run.calls.release(call)
-
     def _opened(self, invocation: InvocationInProgress) -> Refusal | None:
         """Begin the calls, unless their invocation has ended while they waited, as in a thread.
 
@@ -596,7 +575,7 @@ class ModelCallInProgress(ABC):
         if not self.run.finished or self.run.released:
             self._begin(invocation)
             return None
-        self._release()
+        invocation.release_all(self.calls)
         if invocation.verdict is not None:
             return Refusal(invocation.verdict)
         # Not an `Exception`, after which the code around the call would try again.

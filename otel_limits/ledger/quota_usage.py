@@ -41,7 +41,7 @@ class ChargedCall(NamedTuple):
 
 
 def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[str, str]]:
-    """Return those of `operations` that are in a ledger, with their quota charges.
+    """Return those of `operations` that are in a ledger, with the quota charges of each call.
 
     An unreadable ledger returns none: it is queried again later.
     """
@@ -55,7 +55,7 @@ def charges_in(address: Address, operations: Sequence[str]) -> Iterable[tuple[st
         open_for_query(address) as (connection, _),
     ):
         # Read before the ledger is closed, which a generator would defer.
-        return {each[0]: each[1] for each in connection.execute(statement)}.items()
+        return [(each[0], each[1]) for each in connection.execute(statement)]
     return ()
 
 

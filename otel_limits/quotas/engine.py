@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 from otel_limits.core.events import Decision, Event, ModelCall, QuotaWait, Stop
 from otel_limits.core.halt_texts import no_last_answer
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
-from otel_limits.core.usage import NO_COST
 from otel_limits.quotas.estimates import Estimates
 from otel_limits.quotas.keys import fits
 from otel_limits.quotas.needs import (
@@ -29,6 +28,7 @@ from otel_limits.quotas.needs import (
     QuotaReservation,
     lookup_of,
     need_of,
+    sum_of,
 )
 from otel_limits.quotas.recovery import encode_charges
 from otel_limits.quotas.refusals import (
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from otel_limits.quotas.client import StoreClient
     from otel_limits.quotas.conversation_sync import ConversationSync
     from otel_limits.quotas.fallback import OutageDecision
+    from otel_limits.quotas.keys import Lookup
     from otel_limits.quotas.quota import Quota
     from otel_limits.quotas.wait_queues import QueueKey, Waiter, WaitQueues
 
@@ -158,7 +159,7 @@ class Engine:
             reservation = self._reservations.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
             if reservation is not None and self.client.executor.is_shared:
-                charges = encode_charges(reservation.charges())
+                charges = encode_charges(reservation.last_charges())
                 return replace(event, quota_operation=reservation.id, quota_charges=charges)
         elif isinstance(event, Stop):
             self._reservations.end(event.invocation_id)
@@ -390,7 +391,7 @@ class InvocationState:
     asked: list[QuotaReservation] = field(default_factory=list)
     """Those that are not decided yet, in the order of their requests."""
     granted: dict[str, QuotaReservation] = field(default_factory=dict)
-    """Those of the calls in flight, by the ID of the call."""
+    """Those of the calls in flight, by the ID of each call."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of its agent."""
     counted: set[str] = field(default_factory=set)
@@ -401,13 +402,19 @@ class InvocationState:
         return self.counted.union(*(each.counts_invocation_in for each in self.granted.values()))
 
     def close(self, call_id: str) -> QuotaReservation | None:
-        """Remove and return the reservation of a call in flight; the caller must settle it."""
+        """Remove a call in flight; return its reservation if the caller must settle it.
+
+        That is with the last call of its request.
+        """
         reservation = self.granted.pop(call_id, None)
-        if reservation is not None:
-            reservation.status = "ended"
-            # Only after a sent call: one that is not sent leaves the invocation uncounted.
-            if reservation.calls:
-                self.counted |= reservation.counts_invocation_in
+        if reservation is None:
+            return None
+        # Only after a sent call: one that is not sent leaves the invocation uncounted.
+        if reservation.ended:
+            self.counted |= reservation.counts_invocation_in
+        if reservation in self.granted.values():
+            return None
+        reservation.status = "ended"
         return reservation
 
 
@@ -456,15 +463,9 @@ class Reservations:
             self._settle(state, request.call_id)
             # For side calls, such as a summary: they only have their invocation.
             state.attributes = request.attributes
-            estimates = {
-                what: self._estimates.estimate(
-                    what, request.model, request.input, request.output_cap
-                )
-                for what in {quota.reserve for quota in applying}
-            }
             counted = state.counted_in()
             needs = [
-                need_of(quota, request, lookup, estimates[quota.reserve], self._price)
+                sum_of([self._need(quota, each, lookup) for each in request.calls])
                 for quota in applying
                 # An invocation is counted by its first call only.
                 if quota.name not in counted
@@ -504,7 +505,8 @@ class Reservations:
             # Only if requests could not wait for each other, as an event loop was blocked.
             reservation.repeated = reservation.counts_invocation_in & state.counted_in()
             state.asked.remove(reservation)
-            state.granted[reservation.request.call_id] = reservation
+            for call in reservation.request.calls:
+                state.granted[call.call_id] = reservation
             reservation.status, reservation.is_unclaimed = "granted", False
         reservation.decided.set_result(None)
         return True
@@ -527,7 +529,7 @@ class Reservations:
             reservation = None if state is None else state.granted.get(call.call_id)
             # A second call after one admission gets its own reservation: the first may be settled
             # by now, and a reservation counts once.
-            if reservation is None or reservation.calls:
+            if reservation is None or call.call_id in reservation.ended:
                 return self._count_unadmitted(call, state)
             self._note(reservation, call)
             return reservation
@@ -562,6 +564,10 @@ class Reservations:
 
     # --- under the lock ---------------------------------------------------------------------------
 
+    def _need(self, quota: Quota, call: AdmissionRequest, lookup: Lookup) -> QuotaNeed:
+        estimate = self._estimates.estimate(quota.reserve, call.model, call.input, call.output_cap)
+        return need_of(quota, call, lookup, estimate, self._price)
+
     def _count_unadmitted(
         self, call: ModelCall, state: InvocationState | None
     ) -> QuotaReservation | None:
@@ -588,12 +594,12 @@ class Reservations:
         return reservation
 
     def _note(self, reservation: QuotaReservation, call: ModelCall) -> None:
-        reservation.calls = 1
-        reservation.tokens = call.usage.total
-        reservation.cost = call.charge or NO_COST
+        reservation.note(call)
         # Only measured usage improves estimates.
         if call.kind == "measured":
-            self._estimates.record(reservation.request.model, reservation.request.input, call.usage)
+            for each in reservation.request.calls:
+                if each.call_id == call.call_id:
+                    self._estimates.record(each.model, each.input, call.usage)
 
     def _settle(self, state: InvocationState, call_id: str) -> None:
         reservation = state.close(call_id)

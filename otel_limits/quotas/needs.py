@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -24,6 +24,7 @@ from otel_limits.quotas.store import (
 )
 
 if TYPE_CHECKING:
+    from otel_limits.core.events import ModelCall
     from otel_limits.core.policy import Action
     from otel_limits.quotas.estimates import CallEstimate
     from otel_limits.quotas.keys import Key, Lookup
@@ -87,10 +88,11 @@ class QuotaNeed:
 
 @dataclass(slots=True, eq=False)
 class QuotaReservation:
-    """The amounts of a model call in quotas, from its admission request to its settlement.
+    """The amounts of a request to a model in quotas, from its admission to its settlement.
 
-    It belongs to the request until it is granted, and then to the call. If the request ends
-    without a grant, however that happens, it releases what the store may have reserved.
+    It belongs to the request for admission until it is granted, and then to the model calls, the
+    last of which settles it. If the request ends without a grant, however that happens, it
+    releases what the store may have reserved.
     """
 
     id: str
@@ -111,10 +113,12 @@ class QuotaReservation:
     """When it was last leased, in monotonic seconds; `None` before it is held."""
     waited: float = 0.0
     """Seconds that the call has waited for quota."""
-    calls: int = 0
-    """1 once the call has ended; 0 until then and if it was never sent."""
+    ended: list[str] = field(default_factory=list)
+    """The IDs of its calls that were sent and have ended."""
     tokens: int = 0
     cost: Decimal = NO_COST
+    earlier: tuple[Charge, ...] = ()
+    """The usage of its calls before the last one that has ended."""
 
     @property
     def counts_invocation_in(self) -> frozenset[str]:
@@ -132,18 +136,31 @@ class QuotaReservation:
         return list(zip(self.needs, self.demands, strict=True))
 
     def charges(self) -> tuple[Charge, ...]:
-        """Return the usage of the call; empty if nothing was requested."""
+        """Return the usage of its calls; empty if nothing was requested."""
+        # Neither a call that was not sent nor a sum says anything about others.
+        says_more = len(self.ended) == len(self.request.calls) == 1
         # Not strict: without a store request, needs have no demands.
         return tuple(
             Charge(
                 count=demand.count,
                 amount=charged_amount(need.quota, self),
                 known=demand.known,
-                # A call that was not sent says nothing about others.
-                model=demand.model if self.calls else "",
+                model=demand.model if says_more else "",
             )
             for need, demand in zip(self.needs, self.demands, strict=False)
         )
+
+    def note(self, call: ModelCall) -> None:
+        """Add the usage of a call that has ended."""
+        self.earlier = self.charges()
+        self.ended.append(call.call_id)
+        self.tokens += call.usage.total
+        self.cost += call.charge or NO_COST
+
+    def last_charges(self) -> tuple[Charge, ...]:
+        """Return the usage of the call that has ended last."""
+        pairs = zip(self.charges(), self.earlier, strict=True)
+        return tuple(replace(each, amount=each.amount - before.amount) for each, before in pairs)
 
 
 def lookup_of(request: AdmissionRequest) -> Lookup:
@@ -185,6 +202,25 @@ def need_of(
     )
 
 
+def sum_of(needs: Sequence[QuotaNeed]) -> QuotaNeed:
+    """Return what calls that are admitted together need of a quota.
+
+    Args:
+        needs: The need of each.
+    """
+    first = needs[0]
+    # An invocation is counted by its first call only.
+    if len(needs) == 1 or first.quota.unit == "invocations":
+        return first
+    amounts = [each.amount for each in needs]
+    return replace(
+        first,
+        amount=UNPRICED if UNPRICED in amounts else sum(amounts),
+        at_most=any(each.at_most for each in needs),
+        certain=all(each.certain for each in needs),
+    )
+
+
 def demand_for(need: QuotaNeed, now: float, known: Known, *, forced: bool) -> Demand:
     """Return the demand for a need at the store's time `now`."""
     quota = need.quota
@@ -215,9 +251,9 @@ def charged_amount(quota: Quota, reservation: QuotaReservation) -> int:
         case "usd":
             return parts_of_usd(reservation.cost)
         case "model_calls":
-            return reservation.calls
+            return len(reservation.ended)
         case "invocations":
-            return 0 if quota.name in reservation.repeated else reservation.calls
+            return int(bool(reservation.ended) and quota.name not in reservation.repeated)
         case "concurrency":  # A slot is free when its call ends: nothing remains used.
             return 0
 

@@ -136,7 +136,14 @@ def settle_expired(
     # Start from the store, because most calls of a ledger are settled. Skip those that are in no
     # ledger: they stay in the store.
     while expired := store.expired(unknown, MOST):
-        found = [Settle(each, decode_charges(text)) for each, text in find(expired)]
+        charges: dict[str, Counter[Count]] = defaultdict(Counter)
+        for operation, text in find(expired):
+            for each in decode_charges(text):
+                charges[operation][each.count] += each.amount
+        found = [
+            Settle(each, tuple(Charge(count=count, amount=charged[count]) for count in charged))
+            for each, charged in charges.items()
+        ]
         if found:
             # Mark them last: if this worker dies in between, they are sent again, which is
             # idempotent.

@@ -95,9 +95,10 @@ def _whose(need: QuotaNeed) -> str:
 def _no_slot(need: QuotaNeed, state: CountState, total: int, now: float, including: str) -> Breach:
     """Describe a refusal for lack of a free slot."""
     quota, retry = need.quota, SLOT_RETRY_SECONDS
+    needs = f", and this request needs {need.amount}" if need.amount > 1 and not including else ""
     note = (
         f"quota {quota.name!r} allows {in_words(quota.unit, state.limit)}{_whose(need)}: "
-        f"{state.reserved} in flight{including}; a slot is released when a call ends"
+        f"{state.reserved} in flight{including}{needs}; a slot is released when a call ends"
     )
     return _breach(need, state, note, observed=total, resets_at=now + retry, retry_after=retry)
 

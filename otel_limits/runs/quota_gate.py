@@ -75,6 +75,8 @@ class AdmissionRequest:
     """Its behavior for calls without a price."""
     attributes: Mapping[str, object] = field(default_factory=dict)
     """Trace attributes of the agent."""
+    others: tuple[AdmissionRequest, ...] = ()
+    """Further calls of the same request to a model. All of them are admitted, or none."""
     conversations: tuple[Conversation, ...] = ()
     """The conversations whose limits apply to it."""
     is_cancelled: Callable[[], bool] = lambda: False
@@ -82,3 +84,8 @@ class AdmissionRequest:
     is_refused: Callable[[], bool] = lambda: False
     """Returns whether limits refuse the call whatever the quotas decide, so that none is asked. It
     is called once the usage of the conversations in other processes is known."""
+
+    @property
+    def calls(self) -> tuple[AdmissionRequest, ...]:
+        """All calls of the request."""
+        return (self, *self.others)

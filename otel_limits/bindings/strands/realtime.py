@@ -323,7 +323,7 @@ class RealtimeInvocation(InvocationInProgress):
         call = self._call or InFlightCall(
             model_id(agent.model), 1, provider_of(agent.model.__class__)
         )
-        request = self.admission_request(call, self.attributes, obstacle=NO_LAST_ANSWER)
+        request = self.admission_request([call], self.attributes, obstacle=NO_LAST_ANSWER)
         verdict = None if request is None else await self.ask_quotas(request)
         verdict = call.refused_by or verdict
         if verdict is not None:

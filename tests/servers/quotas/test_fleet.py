@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 import redis
+from langchain_core.messages import HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
 from strands.middleware import InvokeModelStage
 
 from otel_limits.core.events import ModelCall
@@ -23,13 +25,18 @@ from otel_limits.ledger.address import parse
 from otel_limits.ledger.database import Database
 from otel_limits.ledger.spill import SpillFiles, restore_spilled
 from otel_limits.quotas.keys import Template
-from otel_limits.quotas.recovery import encode_charges, forget_expired, settle_expired
+from otel_limits.quotas.recovery import (
+    decode_charges,
+    encode_charges,
+    forget_expired,
+    settle_expired,
+)
 from otel_limits.quotas.redis_scripts import KeyNames
 from otel_limits.quotas.store import RECOVERABLE_SECONDS, Charge, Count, CountState, Demand, Reserve
 from otel_limits.quotas.windows import Windows
 from otel_limits.runs.registry import LIVE
 from otel_limits.runtime.wiring import LedgerRecords
-from otel_limits.testing import ScriptedModel, says, tokens
+from otel_limits.testing import ScriptedChatModel, ScriptedModel, endless, says, tokens
 from tests.paths import ROOT
 from tests.processes import tied
 from tests.quotas.fixtures import eventually
@@ -270,6 +277,34 @@ def test_second_call_counts_after_another_worker_settled_the_first(
     agent.add_middleware(InvokeModelStage, twice)
     agent("go")
     eventually(lambda: standing(store, 100_000) == CountState(150, 0, 100_000))
+
+
+def test_calls_of_one_request_are_settled_together(
+    hold: Hold, events: list[Event], server: Server, store: RedisStore
+) -> None:
+    """Each is recorded with its usage; another worker settles their reservation at the sum."""
+    hold({"q": {"tokens": 100_000, "window": "month"}}, server.url, [events.append])
+    model = ScriptedChatModel(endless(says("done", usage=tokens(10))))
+
+    def work(_: Any) -> dict[str, Any]:
+        model.generate([[HumanMessage("go")]] * 3)
+        return {"messages": []}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("work", work).add_edge(START, "work").compile().invoke({"messages": []})
+    calls = [fact for fact in events if isinstance(fact, ModelCall)]
+    assert len({call.quota_operation for call in calls}) == 1
+    charged = [decode_charges(call.quota_charges or "") for call in calls]
+    assert [each.amount for (each,) in charged] == [10] * 3
+    assert standing(store, 100_000) == CountState(30, 0, 100_000)
+
+    ((charge,), *_) = charged
+    demand = Demand(count=charge.count, amount=30, limit=100_000)
+    store.run([Reserve("killed", (demand,), 0.01)])
+    eventually(lambda: standing(store, 100_000).reserved == 0)
+    recorded = [("killed", call.quota_charges or "") for call in calls]
+    assert settle_expired(store, lambda ids: recorded if "killed" in ids else []) == 1
+    assert standing(store, 100_000) == CountState(60, 0, 100_000)
 
 
 def test_recovery_ignores_long_expired_reservations(server: Server, store: RedisStore) -> None:

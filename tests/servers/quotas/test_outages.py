@@ -371,8 +371,9 @@ def test_call_that_is_cancelled_before_the_reply_keeps_nothing(hold: Hold, serve
         server.client.execute_command("CLIENT", "UNPAUSE")
         return {"messages": [AIMessage((await model.ainvoke("go")).text)]}
 
-    graph = StateGraph(MessagesState).add_node("work", work).add_edge(START, "work").compile()
-    asyncio.run(graph.ainvoke({"messages": []}))
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("work", work).add_edge(START, "work")
+    asyncio.run(graph.compile().ainvoke({"messages": []}))
     used = {name: otel_limits.remaining(name) for name in ("slot", "q")}
     assert (model.calls, used["q"].used) == (2, 2)
     assert [each.reserved for each in used.values()] == [0, 0]

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 import pytest
 from agents import Agent as AgentOfOpenAI
 from agents import Runner
+from langchain_core.messages import HumanMessage
 from langgraph.graph import START, StateGraph
 from strands import Agent
 
 import otel_limits
+from otel_limits import Event, ModelCall, stop_of
 from otel_limits.quotas.wait_queues import LOOK_SECONDS
 from otel_limits.testing import (
     ScriptedAgentsModel,
@@ -41,13 +43,13 @@ class State(TypedDict):
     texts: Annotated[list[str], operator.add]
 
 
-def graph_of(*nodes: Callable[[Any], Any], name: str = "graph") -> Any:
+def graph_of(*nodes: Any) -> Any:
     """A graph of parallel nodes."""
     graph = StateGraph(State)
     for number, node in enumerate(nodes):
         graph.add_node(f"node-{number}", node)
         graph.add_edge(START, f"node-{number}")
-    return graph.compile(name=name)
+    return graph.compile(name="graph")
 
 
 def used(quota: str = "q") -> tuple[Any, Any]:
@@ -195,3 +197,54 @@ def test_parallel_calls_wait_with_the_first_of_their_invocation(hold: Hold) -> N
 
     asyncio.run(run())
     assert (model.calls, used(), used("all")) == (3, (1, 0), (0, 0))
+
+
+SEVERAL = {
+    "refused": ({"model_calls": 2, "window": "P366D"}, 3, 1, 0),
+    "waits in vain": ({"concurrency": 2, "on_exceeded": "wait", "max_wait": "8784h"}, 3, 1, 0),
+    "wait": ({"concurrency": 2, "on_exceeded": "wait", "max_wait": "8784h"}, 2, 3, 6),
+    "wait for tokens": ({"tokens": 60, "window": "P366D", "on_exceeded": "wait"}, 2, 2, 4),
+}
+"""A quota, the prompts of a request, the number of parallel requests, and calls that are sent."""
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+@pytest.mark.parametrize("method", ["generate", "agenerate"])
+def test_calls_of_a_request_are_admitted_together(method: str, case: str, hold: Hold) -> None:
+    """They never wait for each other, and if they are refused, none of them keeps its quota."""
+    quota, prompts, requests, sent = SEVERAL[case]
+    events: list[Event] = []
+    hold({"q": quota, "runs": {"invocations": 9, "window": "P366D"}}, observers=[events.append])
+    model = ScriptedChatModel(endless(says("done")), max_tokens=5)
+    after_refusal = []
+
+    async def work(_: Any) -> dict[str, Any]:
+        given: Any = [[HumanMessage("go")]] * prompts
+        try:
+            if method == "generate":
+                result = await asyncio.to_thread(model.generate, given)
+            else:
+                result = await model.agenerate(given)
+        except BaseException:
+            after_refusal.append(used())
+            raise
+        return {"texts": [each[0].text for each in result.generations]}
+
+    async def run() -> list[Any]:
+        graphs = (graph_of(work).ainvoke({"texts": []}) for _ in range(requests))
+        return await asyncio.gather(*graphs, return_exceptions=True)
+
+    results = asyncio.run(run())
+    assert model.calls == sent
+    calls = [each for each in events if isinstance(each, ModelCall)]
+    charged = {"model_calls": len(calls), "tokens": sum(each.usage.total for each in calls)}
+    assert len(calls) == sent
+    unit = otel_limits.remaining("q").unit
+    assert used() == (charged.get(unit, 0), 0)
+    if sent:
+        assert used("runs") == (requests, 0)
+    else:
+        assert after_refusal == [(0, 0)]
+        stop = stop_of(results[0])
+        assert stop is not None
+        assert "needs 3" in stop.sentence
