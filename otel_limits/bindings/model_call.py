@@ -533,10 +533,11 @@ class ModelCallInProgress(ABC):
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
+        had_ended = self.run.finished  # it was evicted, or a thread continues it
         refusal = await invocation.admit_calls(
             self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
         )
-        return refusal or self._opened(invocation)
+        return refusal or self._opened(invocation, had_ended=had_ended)
 
     def admit_blocking(self) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
@@ -547,10 +548,11 @@ class ModelCallInProgress(ABC):
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
+        had_ended = self.run.finished
         refusal = invocation.admit_calls_blocking(
             self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
         )
-        return refusal or self._opened(invocation)
+        return refusal or self._opened(invocation, had_ended=had_ended)
 
     def _admit_side_calls(self) -> None:
         if not self.is_admitted:
@@ -566,13 +568,13 @@ class ModelCallInProgress(ABC):
         self.prepare(invocation)
         return None
 
-    def _opened(self, invocation: InvocationInProgress) -> Refusal | None:
+    def _opened(self, invocation: InvocationInProgress, *, had_ended: bool) -> Refusal | None:
         """Begin the calls, unless their invocation has ended while they waited, as in a thread.
 
         Raises:
             asyncio.CancelledError: It has ended without a halt.
         """
-        if not self.run.finished or self.run.released:
+        if had_ended or not self.run.finished or self.run.released:
             self._begin(invocation)
             return None
         invocation.release_all(self.calls)

@@ -359,8 +359,8 @@ class Policy:
     def named_tools(self) -> frozenset[str]:
         """The names and globs of tools that it has a rule for."""
         caps = (cap for _, cap in self.limits.items() if isinstance(cap, Mapping))
-        by_tool = (tools for tools, _, _ in self._by_tool().values())
-        return frozenset().union(*caps, *by_tool)
+        exempt = self.exempt_tools | self.watched_tools
+        return exempt.union(*caps, self.actions_by_tool, self.failures_by_tool)
 
     def refuses_only(self, tool: str) -> bool:
         """Return whether a cap of `tool` refuses its calls and does not halt the agent."""
