@@ -562,7 +562,7 @@ def is_about_one_key(error: Exception) -> bool:
     """Return whether a script failed because of the data under its keys: others still work."""
     # Errors of the whole server have their own class in redis-py, or another code: READONLY, OOM,
     # NOPERM, LOADING, … (https://redis.io/docs/latest/develop/reference/protocol-spec/#simple-errors).
-    # redis-py removes the code ERR, which scripts have for a field that is no number, and Redis
+    # redis-py removes the code ERR, which scripts have for a field that is not a number, and Redis
     # adds where in the script it was.
     text = str(error)
     is_of_script = "user_script:" in text and not text.split(" ", 1)[0].isupper()
