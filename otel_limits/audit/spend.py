@@ -12,7 +12,7 @@ from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table, money, written
 from otel_limits.audit.charts import overview
 from otel_limits.audit.compare import CHANGES, changes_table, periods_of
-from otel_limits.audit.completeness import UNCOUNTED, of_everything, uncounted_table
+from otel_limits.audit.completeness import UNCOUNTED, of_everything, pruned_us, uncounted_table
 from otel_limits.audit.forecast import forecast
 from otel_limits.audit.question import AuditQuery, Option, Question
 from otel_limits.audit.sums import DATES, TOOL_ERRORS, Groups, SummedCalls, Sums, fold, property_of
@@ -108,6 +108,7 @@ def spend(
         totals=_totals(total, ended),
         forecast=None if is_recorded else forecast(inquiry),
         complete="" if is_recorded else of_everything(inquiry, total),
+        pruned_us=pruned_us(inquiry),
         status=status,
         summary=summary,
     )

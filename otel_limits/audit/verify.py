@@ -6,13 +6,14 @@ import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_limits.audit import parsing
 from otel_limits.audit.answer import Answer, Column, Table, written
-from otel_limits.audit.completeness import completeness
+from otel_limits.audit.completeness import completeness, pruned_us
 from otel_limits.audit.findings import (
     AGENT,
     DIFFERS,
@@ -132,7 +133,8 @@ def verify(
     failed = [check.title for check in checks if check.state == FAILED]
     proven = "" if closes is None else closes.proven
     last = completeness(inquiry, balance, failed, proven)
-    return _answer(inquiry, checks, findings, last, closes)
+    answer = _answer(inquiry, checks, findings, last, closes)
+    return replace(answer, pruned_us=pruned_us(inquiry))
 
 
 def _answer(

@@ -126,7 +126,9 @@ def _answered(question: Question, inquiry: AuditQuery, values: dict[str, Any]) -
     if not any(table.rows for table in answer.tables):
         hint += inquiry.recorded_period
     summary = f"{hint}{answer.summary}".strip()
+    answer = replace(answer, summary=summary)
+    if answer.complete:  # it has asked this itself, unless the ledger is damaged
+        return answer
     if answer.since_us is not None:
         inquiry = replace(inquiry, selection=replace(inquiry.selection, since_us=answer.since_us))
-    complete = answer.complete or completeness(inquiry)
-    return replace(answer, summary=summary, complete=complete, pruned_us=pruned_us(inquiry))
+    return replace(answer, complete=completeness(inquiry), pruned_us=pruned_us(inquiry))

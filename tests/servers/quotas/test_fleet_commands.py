@@ -911,7 +911,7 @@ def test_conversation_is_reset_by_the_beginning_of_its_hash(
         ((), "Give the name of a quota, or a conversation with --conversation HASH."),
         (("daily", "--conversation", "3" * 32), "Give the name of a quota, or a conversation"),
         (("--conversation", "333"), "--conversation must have at least 8 characters of a hash"),
-        (("--conversation", "9" * 32), "No conversation 99999999999999999999999999999999 in the"),
+        (("--conversation", "9" * 32), "No conversation '99999999999999999999999999999999' in the"),
     ],
 )
 def test_reset_of_an_unknown_conversation_is_refused(
