@@ -124,8 +124,9 @@ def only(name: str, cap: Any) -> Limits:
 
 
 def tokens(total: int) -> dict[str, int]:
-    """Make reported usage of `total` tokens, one of them output."""
-    return {"inputTokens": total - 1, "outputTokens": 1, "totalTokens": total}
+    """Make reported usage of `total` tokens, one of them output; of none if it is 0."""
+    output = min(1, total)
+    return {"inputTokens": total - output, "outputTokens": output, "totalTokens": total}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ MORE_UNPRICED = (
 BOUND_EFFECT = "Limits and quotas in USD count its upper bound."
 UNPRICED_EFFECT = {
     logging.INFO: "Its tokens are counted as unpriced.",
-    logging.WARNING: "max_cost_usd does not cover it: its calls count as 0 USD. Set "
+    logging.WARNING: "max_cost_usd does not cover such calls: they count as 0 USD. Set "
     "OTEL_LIMITS_UNPRICED=halt to halt the agent instead.",
 }
 """The effect of a missing price."""

@@ -48,7 +48,14 @@ def verdict_of(denied: Sequence[Denied]) -> Verdict | None:
 
 
 def exceeded(need: QuotaNeed, demand: Demand, reply: Reply, state: CountState) -> Breach:
-    """Describe a refusal: usage including this call, and the reset time."""
+    """Describe a refusal: usage including this call, the reset time, and who set the limit."""
+    breach = _exceeded(need, demand, reply, state)
+    if state.limit == demand.capacity:
+        return breach
+    return replace(breach, origin=f"{breach.origin}, and was changed by an operator")
+
+
+def _exceeded(need: QuotaNeed, demand: Demand, reply: Reply, state: CountState) -> Breach:
     # The reserved amount already includes an admitted call.
     is_refused = reply.status == "refused"
     this = need.amount if is_refused else 0

@@ -19,6 +19,7 @@ from otel_limits.core.labels import misspelled
 from otel_limits.core.limits import NO_LIMITS
 from otel_limits.core.price_lookup import Prices, install_list
 from otel_limits.core.secrets import quote_value, redact_value
+from otel_limits.core.terms import BillableCall
 from otel_limits.core.usage import Usage
 from otel_limits.core.values import item_of
 from otel_limits.core.wording import pluralize
@@ -30,6 +31,8 @@ from otel_limits.settings.policy.file import CHANGEABLE, is_changeable, policy_m
 from otel_limits.settings.variables import CONFIGURATION_FILES, OTLP_PREFIX, otlp_protocol
 
 if TYPE_CHECKING:
+    from decimal import Decimal
+
     from otel_limits.cli.doctor.finding import Context
     from otel_limits.core.policy import Policy
     from otel_limits.quotas.store import SharedStore, StorePlace
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 
 ROUND_TRIPS: Final = 5
+
+MILLION: Final = 1_000_000
 
 REJECTED: Final = "{path} was rejected, so none of its limits apply."
 
@@ -203,13 +208,23 @@ def prices(context: Context) -> Iterator[Finding]:
     if model is None:
         yield skipped("prices", "No model given.", "otel-limits doctor --model NAME")
         return
+    name = redact_value(model)
     # Per million, as vendors list prices.
-    price = prices.price(model, Usage(input=1_000_000, output=1_000_000))
-    if price is not None:
-        yield ok(
+    long = prices.quote(BillableCall(model=model, usage=Usage(input=MILLION, output=MILLION)))
+    if long.price is not None:
+        yield ok("prices", f"{name}: {_per_million(long.price)} ({prices.source}).")
+        return
+    add = (
+        f'Add models["{name}"].price with input and output, in USD per million tokens, to the '
+        "policy file"
+    )
+    thousandth = prices.price(model, Usage(input=MILLION // 1_000, output=MILLION // 1_000))
+    if thousandth is not None:
+        yield warn(
             "prices",
-            f"{redact_value(model)}: {price:.2f} USD for 1M input and 1M output tokens "
-            f"({prices.source}).",
+            f"{name}: {_per_million(thousandth * 1_000)} ({prices.source}), but a long prompt has "
+            f"no price: {long.unknown}.",
+            f"{add}.",
         )
         return
     policy = context.document.effective("", context.settings.policy)
@@ -218,13 +233,15 @@ def prices(context: Context) -> Iterator[Finding]:
         effect = "so its first call halts the agent"
     elif any(each.max_cost_usd for each in (policy.limits, policy.tree, policy.conversation)):
         effect = "so max_cost_usd does not cover it"
-    name = redact_value(model)
     yield fail(
         "prices",
         f"{name} has no price ({prices.source}), {effect}.",
-        f'Add models["{name}"].price with input and output, in USD per million tokens, to the '
-        f"policy file, or run: {UPGRADE if prices.has_list else install_list()}",
+        f"{add}, or run: {UPGRADE if prices.has_list else install_list()}",
     )
+
+
+def _per_million(price: Decimal) -> str:
+    return f"{price:.2f} USD for 1M input and 1M output tokens"
 
 
 def port(context: Context) -> Iterator[Finding]:

@@ -130,6 +130,22 @@ def test_set_amount_replaces_an_earlier_one(
     assert calls(make_agent, "pro", "joe") == 1
 
 
+def test_halt_by_a_set_amount_does_not_blame_the_policy_file(
+    hold: Hold,
+    make_agent: MakeAgent,
+    server: Server,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The amount on that line is another one."""
+    hold({"q": PLANS}, server.url)
+    assert calls(make_agent, "free", "ann") == 1
+    assert "changed by an operator" not in caplog.text
+    run("quotas", "set", "q", "joe", "1")
+    assert calls(make_agent, "pro", "joe") == 1
+    assert ", and was changed by an operator." in caplog.text
+
+
 def test_set_amount_ends_at_its_time(
     hold: Hold, make_agent: MakeAgent, server: Server, run: Run
 ) -> None:

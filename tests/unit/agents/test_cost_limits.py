@@ -109,7 +109,7 @@ def test_each_model_without_a_price_is_warned_of_once(
     enable(CAP)
     for name in ("unheard-of", "unheard-of", "never-heard"):
         assert make_agent(runaway(name))("go").stop_reason == "max_turns"
-    said = warnings_of(caplog, "does not cover it")
+    said = warnings_of(caplog, "does not cover such calls")
     assert [name in text for text, name in zip(said, ("unheard-of", "never-heard"), strict=True)]
     assert "max_cost_usd" in said[0]
 
@@ -120,7 +120,7 @@ def test_a_cap_of_a_tree_is_warned_of(
     """Like that of an invocation, it does not cover such a model."""
     enable(Limits(max_turns=2), tree=Limits(max_cost_usd=Decimal(1)))
     make_agent(runaway("unheard-of"))("go")
-    assert len(warnings_of(caplog, "does not cover it")) == 1
+    assert len(warnings_of(caplog, "does not cover such calls")) == 1
 
 
 def test_unpriced_model_without_a_cost_cap_logs_no_warning(

@@ -15,7 +15,7 @@ from strands import Agent
 from otel_limits import testing
 from otel_limits.bindings import known
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.testing import ScriptedAgentsModel, ScriptedChatModel, ScriptedModel, says
+from otel_limits.testing import ScriptedAgentsModel, ScriptedChatModel, ScriptedModel, says, tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,3 +60,8 @@ def test_all_names_can_be_imported_with_one_framework(monkeypatch: pytest.Monkey
     assert {"ScriptedModel", "says"} <= {*names}
     assert not {"ScriptedChatModel", "ScriptedAgentsModel"} & {*names}
     reload(testing)
+
+
+def test_usage_of_no_tokens_is_zero() -> None:
+    """As a provider reports a zero-token call."""
+    assert set(tokens(0).values()) == {0}

@@ -11,6 +11,7 @@ import pytest
 
 from otel_limits.cli.doctor.doctor_command import findings_of
 from otel_limits.cli.doctor.finding import Context, Finding
+from tests.price_list import listed
 
 POLICY = """\
 defaults: {limits: {max_turns: 3}}
@@ -102,6 +103,18 @@ def test_a_known_price_is_shown(policy: Path) -> None:
     finding = only("prices", "known", POLICY=str(policy))
     assert finding.status == "ok"
     assert finding.text.startswith("known: 3.00 USD for 1M input and 1M output tokens (policy")
+
+
+@listed
+def test_a_price_of_short_calls_only_is_a_warning() -> None:
+    """Two price lists can disagree about long prompts alone."""
+    finding = only("prices", "claude-sonnet-4-5")
+    price, doubt = finding.text.split(", but ")
+    assert (finding.status, price) == (
+        "warn",
+        "claude-sonnet-4-5: 18.00 USD for 1M input and 1M output tokens (genai-prices)",
+    )
+    assert doubt == "a long prompt has no price: two price lists disagree about it."
 
 
 def test_an_unknown_price_is_a_failure(policy: Path) -> None:
