@@ -23,7 +23,7 @@ from otel_limits.runtime.enable import enable_leniently
 from otel_limits.runtime.runtime import RUNTIME
 from otel_limits.settings.settings_reader import read_settings
 from otel_limits.settings.table import SETTINGS
-from otel_limits.testing import ScriptedModel, uses
+from otel_limits.testing import ScriptedModel, says, uses
 from tests.fuzz import garbage
 from tests.ledger.bills import BILLS, THIRD, BilledCall
 
@@ -193,7 +193,7 @@ def limited(
     Neither may anything have raised while it was switched on: it is reported in a message, and what
     came after it was not done.
     """
-    model = model or ScriptedModel([uses("search")] * MOST_CALLS)
+    model = model or ScriptedModel([*[uses("search")] * MOST_CALLS, says("nothing")])
     settings = {"OTEL_LIMITS_MAX_TURNS": str(CAP), **settings}
     cap = read_settings(settings).settings.policy.limits.max_turns
     assert cap is not None
