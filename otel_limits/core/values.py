@@ -408,9 +408,14 @@ TEXT: Final[Kind[str]] = CheckedKind(
     phrase="text", check=_text, parse=str, schema={"type": "string"}
 )
 
-PATH: Final = TextKind[str](
-    read=lambda _, text: text, place=lambda text: str(Path(text).absolute())
-)
+
+def _path(name: str, text: str) -> str:
+    if not text.strip():
+        raise ValueError(f"{name} must name a file or a directory, got {text!r}.")
+    return text
+
+
+PATH: Final = TextKind(read=_path, place=lambda text: str(Path(text).absolute()))
 
 
 def choice(*words: str) -> CheckedKind[str]:

@@ -238,3 +238,10 @@ def test_each_setting_that_is_a_path_can_be_made_absolute(
     assert absolute("sqlite:///a.db") == f"sqlite:///{tmp_path / 'a.db'}"
     for text in ("none", "postgresql://host/db", "mysql://host/db", "/a.db", "sqlite:////a.db"):
         assert absolute(text) == text
+
+
+def test_an_empty_path_is_not_a_file() -> None:
+    """As of `--policy "$POLICY"` without that variable; an empty variable is unset."""
+    for variable in ("OTEL_LIMITS_POLICY", "OTEL_LIMITS_TOOL_LOG_DIR"):
+        with pytest.raises(ValueError, match="--option must name a file or a directory, got ''"):
+            VARIABLES[variable].kind.of_text("--option", "")
