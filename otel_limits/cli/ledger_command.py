@@ -371,12 +371,12 @@ def _account_of(done: Repriced, *, is_dry: bool, is_all: bool) -> str:
         kept = pluralize(
             done.kept.total(), "model call keeps its price", "model calls keep their prices"
         )
-        models = ", ".join(sorted(done.kept))
-        lines.append(f"{kept}, as the current prices have none for: {models}. {USE_POLICY}")
+        models = "; ".join(f"{each} ({done.reasons[each]})" for each in sorted(done.kept))
+        lines.append(f"{kept}, as they have no current price: {models}. {USE_POLICY}")
     if done.still_unpriced:
         calls = done.still_unpriced.total()
         still = pluralize(calls, "model call still has", "model calls still have")
-        models = ", ".join(sorted(done.still_unpriced))
+        models = "; ".join(f"{each} ({done.reasons[each]})" for each in sorted(done.still_unpriced))
         lines.append(f"{still} no price: {models}.")
         lines.append(
             "Set their prices in USD per million tokens in the policy file, and run this again "

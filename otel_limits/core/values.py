@@ -411,7 +411,7 @@ TEXT: Final[Kind[str]] = CheckedKind(
 
 def _path(name: str, text: str) -> str:
     if not text.strip():
-        raise ValueError(f"{name} must name a file or a directory, got {text!r}.")
+        raise ValueError(f"{name} must name a file or a directory, got {_quoted(text)}.")
     return text
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import sqlalchemy as sa
 
+from otel_limits.core.price_lookup import NO_PRICE
 from otel_limits.core.terms import BASIS, BillableCall, billable_call_in_ledger
 from otel_limits.core.usage import EXACT, Usage
 from otel_limits.ledger.rows import (
@@ -234,6 +235,8 @@ class Repriced:
     """Calls without a price, by model."""
     kept: Counter[str] = field(default_factory=Counter)
     """Calls that keep their price, as there is no current one, by model."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why the first call of a model has no current price."""
     by_model: dict[str, Change] = field(default_factory=dict)
     """Changes by model."""
 
@@ -268,7 +271,7 @@ def reprice(
     current = RowPrices(prices)
     # In portions, each a transaction: live processes that record wait for one at most.
     for portion in work.through(_portions(database, selection, every=every)):
-        changed = [row for row in portion if _is_changed(row, current.picodollars(row), done)]
+        changed = [row for row in portion if _is_changed(row, current, done)]
         if changed and writes:
             _write(database, [_new_price(row, current.quote(row)) for row in changed])
     return done
@@ -295,10 +298,13 @@ def _portions(
         last = rows[-1].id
 
 
-def _is_changed(row: PricedRow, pico: int | None, done: Repriced) -> bool:
+def _is_changed(row: PricedRow, current: RowPrices, done: Repriced) -> bool:
     """Compare the price of a call with its current price, and count it."""
+    pico = current.picodollars(row)
     done.seen += 1
     if pico is None:
+        if row.model not in done.reasons:
+            done.reasons[row.model] = current.quote(row).unknown or NO_PRICE
         (done.still_unpriced if row.price_pico is None else done.kept)[row.model] += 1
         return False
     if pico == row.price_pico:

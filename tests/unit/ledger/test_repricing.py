@@ -144,8 +144,9 @@ def test_price_no_longer_listed_stays(
     assert main(["ledger", "reprice", "--all"]) == 0
     assert capsys.readouterr().out == (
         "0 of 2 model calls were repriced.\n"
-        "2 model calls keep their prices, as the current prices have none for: scripted. If they "
-        "were priced by a policy file, name it with --policy or OTEL_LIMITS_POLICY.\n"
+        "2 model calls keep their prices, as they have no current price: scripted (no price is "
+        "known for it). If they were priced by a policy file, name it with --policy or "
+        "OTEL_LIMITS_POLICY.\n"
     )
     assert {call["price_pico"] for call in recorded.calls()} == {30_000_000}
 
@@ -174,7 +175,8 @@ def test_unknowable_price_stays_unpriced(
     assert main(["ledger", "reprice"]) == 0
     assert capsys.readouterr().out == (
         "0 of 2 model calls were repriced.\n"
-        "2 model calls still have no price: scripted.\n"
+        "2 model calls still have no price: scripted (it has audio, and its text share is "
+        "unreported).\n"
         "Set their prices in USD per million tokens in the policy file, and run this again with "
         "--policy: models: {NAME: {price: {input: 1, output: 2}}}\n"
     )
