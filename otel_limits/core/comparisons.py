@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, Final, TypeAlias
 
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.values import duration_text
 
 IsLooser: TypeAlias = Callable[[Any, Any], "bool | None"]
@@ -59,9 +60,6 @@ def change(name: str, old: object, new: object, is_looser: IsLooser) -> Iterator
     """Yield a phrase about a value that is looser than an earlier one, or may be."""
     verdict = is_looser(old, new)
     if verdict is not False:
-        # Imported for a change only: most processes see none.
-        from otel_limits.core.secrets import redact_value
-
         former, now = redact_value(_shown(old)), redact_value(_shown(new))
         yield f"{redact_value(name)} {former} -> {now}" + ("" if verdict else NOT_COMPARABLE)
 

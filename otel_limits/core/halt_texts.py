@@ -41,6 +41,7 @@ from otel_limits.core.limits import (
     over_resumes,
     setting_of,
 )
+from otel_limits.core.secrets import redact_message
 from otel_limits.core.wording import shortest
 
 if TYPE_CHECKING:
@@ -152,8 +153,6 @@ NOTHING_TO_SUM_UP: Final = no_last_answer("there is nothing to sum up")
 
 def failed_remark(error: Exception) -> str:
     """Return the remark about a final answer that failed."""
-    from otel_limits.core.secrets import redact_message  # as in `values`, for an error only
-
     text = clean(redact_message(str(error)), MOST_OF_ERROR)
     return f"Its final answer failed ({type(error).__name__}{f': {text}' if text else ''})."
 

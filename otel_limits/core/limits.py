@@ -11,6 +11,7 @@ from decimal import Decimal
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar, cast
 
+from otel_limits.core.secrets import quote_value
 from otel_limits.core.values import (
     CALLS_PER_TOOL,
     CAP,
@@ -622,9 +623,6 @@ def require_limits(name: str, limits: object) -> Limits:
     """
     if isinstance(limits, Limits):
         return limits
-    # Imported for a mistake only, as in `values`.
-    from otel_limits.core.secrets import quote_value
-
     raise ValueError(
         f"{name} must be Limits, such as Limits(max_turns=30), got {quote_value(limits)}."
     )

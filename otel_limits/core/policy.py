@@ -31,6 +31,7 @@ from otel_limits.core.limits import (
     require_limits,
     require_shared,
 )
+from otel_limits.core.secrets import redact_value
 from otel_limits.core.values import (
     BOOLEAN,
     FRACTIONS,
@@ -68,18 +69,11 @@ def _halt_message(text: object) -> str:
     for _, name, form, conversion in parts:
         # Not even an attribute of a known field: its value would be code of the process.
         if name is not None and (name not in HALT_MESSAGE_FIELDS or form or conversion):
-            raise InvalidValueError(f"{{{_redacted(name)}}} is unknown. The fields are {known}.")
+            raise InvalidValueError(f"{{{redact_value(name)}}} is unknown. The fields are {known}.")
     # The other fields can be empty, and providers refuse messages without text.
     if not text.format(agent="", reason="it", limit="", used="").strip():
         raise InvalidValueError(f"It needs words besides {known}.")
     return text
-
-
-def _redacted(text: str) -> str:
-    # Imported for a mistake only, as in `values`.
-    from otel_limits.core.secrets import redact_value
-
-    return redact_value(text)
 
 
 HALT_MESSAGE: Final = CheckedKind[str](

@@ -14,6 +14,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
+from otel_limits.core.secrets import quote_value, redact_value
 from otel_limits.core.wording import suggestion
 
 K = TypeVar("K")
@@ -85,18 +86,8 @@ class Kind(Generic[T]):
         return text
 
 
-def _quoted(value: object) -> str:
-    """Return an invalid value as in messages: in quotes, short, and without secrets."""
-    # Imported for a mistake only: it takes a tenth of the package's import.
-    from otel_limits.core.secrets import quote_value
-
-    return quote_value(value)
-
-
 def item_of(name: str, key: str) -> str:
     """Return the name of an item in messages, such as `agents["researcher"]`, without secrets."""
-    from otel_limits.core.secrets import redact_value  # see `_quoted`
-
     return f'{name}["{redact_value(key)}"]'
 
 
@@ -125,7 +116,7 @@ class CheckedKind(Kind[T]):
             return self.check(self.parse(text))
         except (ValueError, ArithmeticError) as error:
             # Without its cause, which contains the value: it may be a secret.
-            raise self._refusal(name, _quoted(text), error) from None
+            raise self._refusal(name, quote_value(text), error) from None
 
     def of_value(self, name: str, value: object, written: str | None = None) -> T:
         """Check a value from code or a policy file; `written` is its text in the file."""
@@ -133,7 +124,7 @@ class CheckedKind(Kind[T]):
             return self.check(value)
         except (ValueError, ArithmeticError) as error:
             advice = UNQUOTED if self._is_quoted(value) else ""
-            raise self._refusal(name, written or _quoted(value), error, advice) from None
+            raise self._refusal(name, written or quote_value(value), error, advice) from None
 
     def _is_quoted(self, value: object) -> bool:
         """Return whether this text would be valid without its quotes."""
@@ -204,7 +195,7 @@ class MappingKind(Kind[Mapping[str, T]]):
             try:
                 values[key] = self.each.of_text(item_of(name, key), value)
             except ValueError:
-                if _quoted(part) == repr(part):
+                if quote_value(part) == repr(part):
                     raise
                 # It may contain a password instead of a number.
                 raise self._misfit(name, text) from None
@@ -212,14 +203,14 @@ class MappingKind(Kind[Mapping[str, T]]):
         return FrozenDict(values)
 
     def _misfit(self, name: str, text: str) -> ValueError:
-        return ValueError(f"{name} must look like {self.example}, got {_quoted(text)}.")
+        return ValueError(f"{name} must look like {self.example}, got {quote_value(text)}.")
 
     def of_value(self, name: str, value: object, written: str | None = None) -> Mapping[str, T]:
         """Check a value from code or a policy file; `written` is its text in the file."""
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(
                 f"{name} must map names to values, such as {self.example}, "
-                f"got {written or _quoted(value)}."
+                f"got {written or quote_value(value)}."
             )
         return FrozenDict(
             {
@@ -411,7 +402,7 @@ TEXT: Final[Kind[str]] = CheckedKind(
 
 def _path(name: str, text: str) -> str:
     if not text.strip():
-        raise ValueError(f"{name} must name a file or a directory, got {_quoted(text)}.")
+        raise ValueError(f"{name} must name a file or a directory, got {quote_value(text)}.")
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
@@ -183,6 +184,38 @@ def test_given_value_is_quoted(value: object, seen: str) -> None:
     assert quote_value(value).startswith(seen)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        "hf_abcDEFghiJKLmnoPQRstuVWXyzABCdefGHI",
+        "ABSKQmVkcm9ja0FQSUtleS1hYmNkLWF0LTEyMzQ1Njc4OTAxMjpLM3h2L3pRK1d5",
+        "q7XzLmK2/9TbVaRwYc8NdHsk+PfG6jAeUoQi1Wn5",
+        "x9Kq2LmZ7vTb4RwYc8NdH3sPfG6jAeU5",
+        'SLACK="a b c hunter2"',
+        {"password": "hunter2"},
+    ],
+)
+def test_key_of_any_vendor_is_not_shown(value: object) -> None:
+    """By its form, as its vendor may be unknown."""
+    assert re.fullmatch(r"'\*\*\*'|'SLACK=\*\*\*'|\{'password': '\*\*\*'\}", quote_value(value))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CustomerSupportEscalationAgentV2Production",
+        "ResearchAgentForTheQuarterlyReport2026",
+        "Meta-Llama-3-1-70B-Instruct-Turbo-FP8-dynamic",
+        "/home/user/My-Project-2026-Research-Assistant/limits.yaml",
+        "0f8fad5b-d9cb-469f-a165-70867728950e",
+        "hf-internal-testing-model1",
+    ],
+)
+def test_long_name_is_shown(name: str) -> None:
+    """Messages about agents and models would say nothing without it."""
+    assert quote_value(name) == repr(name)
+
+
 def test_header_in_place_of_its_file_is_not_shown(capfd: pytest.CaptureFixture[str]) -> None:
     """`--authorization-file` needs a path, and the header itself is an easy mistake."""
     arguments = ("--prometheus", "http://127.0.0.1:1", "--authorization-file", SECRETS[2])
@@ -272,7 +305,7 @@ KEY = "Zq7Xr2" * 6
         ),
         (f"['login', '--auth-token', '{SECRET}']", "['login', '--auth-token', ***]"),
         (f"-----BEGIN RSA PRIVATE KEY----- MII{SECRET}/+x {SECRET}", "***"),
-        (f"{SECRET.replace('3', '3/')}".join(("aK7", "x" * 29)) + " is unknown", "*** is unknown"),
+        ("q7XzLmK2/9TbVaRwYc8NdHsk+PfG6jAeUoQi1Wn5 is unknown", "*** is unknown"),
         (f"password: {SECRET}", "password: ***"),
         (f"x-api-key={SECRET} refused", "x-api-key=*** refused"),
         (f"invalid bearer {SECRET}.abc", "invalid bearer ***"),
