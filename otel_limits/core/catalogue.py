@@ -195,16 +195,20 @@ def dearest_prices(listed: CatalogEntry, call: BillableCall, when: datetime) -> 
     return prices
 
 
-def is_disputed(listed: CatalogEntry, usage: Usage) -> bool:
-    """Return whether two price lists disagree on the price of a usage, for no known reason."""
-    about = compared_prices().disputed.get(listed.vendor, {}).get(listed.info.id, frozenset())
+def disputed_factor(listed: CatalogEntry, usage: Usage) -> Decimal | None:
+    """Return how many times our price the second list's can be, where they disagree: 1 or more.
+
+    `None` if both agree on the price of the usage, or disagree for a known reason. The factor is
+    that of the rates that differ most; for cache reads, of their rate and our uncached one.
+    """
+    about = compared_prices().disputed.get(listed.vendor, {}).get(listed.info.id, {})
     parts = {
         "all": True,
         "cache_read": usage.cache_read > 0,
         "cache_write": usage.cache_write > 0,
         "long": usage.input > LONG_PROMPT,
     }
-    return any(parts[part] for part in about)
+    return max((factor for part, factor in about.items() if parts[part]), default=None)
 
 
 def _prices_at(listed: CatalogEntry, tier: str, when: datetime) -> ModelPrice | None:

@@ -18,8 +18,8 @@ from otel_limits.core.catalogue import (
     PriceSteps,
     current_list,
     dearest_prices,
+    disputed_factor,
     installed_version,
-    is_disputed,
     price_of,
     price_steps,
 )
@@ -43,7 +43,7 @@ from otel_limits.core.terms import (
     vendor_by_id,
     vendor_of,
 )
-from otel_limits.core.usage import NO_COST, Usage
+from otel_limits.core.usage import EXACT, NO_COST, Usage
 from otel_limits.vendors.records import LOCAL, vendors
 
 if TYPE_CHECKING:
@@ -280,21 +280,23 @@ class Prices:
         listed = self.find(call.model, vendor)
         if listed is None or call.own_class is not None:
             return None
-        # The lists disagree about the discount: at most, all of it is billed as uncached.
-        usage = replace(usage, cache_read=0) if is_disputed(listed, usage) else usage
+        left_out = 0 if call.unplaced is None else call.unplaced.more_input
+        longest = replace(usage, input=usage.input + left_out)
+        dearer = disputed_factor(listed, longest)
+        if dearer is not None:  # maybe about the discount: at most, nothing of it is discounted
+            usage, longest = (replace(each, cache_read=0) for each in (usage, longest))
         more = premium(listed.vendor, listed.info.id, call.region)
         if more is None and call.region is not None:
             more = highest_premium(listed.vendor, call.region)
-        if more is None or is_disputed(listed, usage):
+        if more is None:
             return None
-        left_out = 0 if call.unplaced is None else call.unplaced.more_input
-        longest = replace(usage, input=usage.input + left_out)
+        factor = EXACT.multiply(more, dearer or Decimal(1))
         prices = dearest_prices(listed, replace(call, usage=longest), when)
         amounts = [
             None
             if each is None
             else _with_highest_cache_rates(listed.vendor, each, usage)
-            .times(more)
+            .times(factor)
             .at_most(usage, call.unplaced)
             for each in prices
         ]
@@ -318,7 +320,7 @@ def _doubt_about(listed: CatalogEntry | None, call: BillableCall) -> str | None:
         return None
     if call.own_class is not None:
         return NO_VENDOR.format(call.own_class, listed.vendor, listed.info.id)
-    return DISPUTED_PRICE if is_disputed(listed, call.usage) else None
+    return None if disputed_factor(listed, call.usage) is None else DISPUTED_PRICE
 
 
 def _missing_from(listed: CatalogEntry, price: Price, call: BillableCall) -> str | None:

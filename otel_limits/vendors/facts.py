@@ -7,6 +7,7 @@ import os
 import pkgutil
 import threading
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -49,8 +50,9 @@ class ComparedPrices(NamedTuple):
     """Models that a vendor sells at their maker's price, by the maker's ID."""
     latest: Mapping[str, frozenset[str]]
     """Names of a vendor's current model that both lists price alike."""
-    disputed: Mapping[str, Mapping[str, frozenset[str]]]
-    """Models on which the lists disagree for no known reason, and at which usage."""
+    disputed: Mapping[str, Mapping[str, Mapping[str, Decimal]]]
+    """Models on which the lists disagree for no known reason, and at which usage: with the factor
+    by which the second list's rates exceed ours at most, or 1."""
 
 
 @cache
@@ -60,7 +62,13 @@ def compared_prices() -> ComparedPrices:
     return ComparedPrices(
         stand_ins=_sets(known["stand_ins"]),
         latest=_sets(known["latest"]),
-        disputed={vendor: _sets(models) for vendor, models in known["disputed"].items()},
+        disputed={
+            vendor: {
+                model: {part: Decimal(str(factor)) for part, factor in parts.items()}
+                for model, parts in models.items()
+            }
+            for vendor, models in known["disputed"].items()
+        },
     )
 
 

@@ -11,13 +11,13 @@ import importlib.metadata
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timezone
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from unittest.mock import patch
 
 import yaml
@@ -29,6 +29,9 @@ from otel_limits.core.terms import BillableCall, canonical, listing_of, region_o
 from otel_limits.core.usage import Usage
 from otel_limits.vendors.records import vendors
 from tests.readme import table
+
+if TYPE_CHECKING:
+    from otel_limits.core.price import Price
 
 FIXTURE: Final = Path(__file__).with_name("litellm.json")
 LISTS: Final = Path("otel_limits/vendors/price_lists.yaml")
@@ -43,8 +46,26 @@ USAGES: Final = (
 )
 """A short call, one that reads a cache, one that writes one, and a long prompt."""
 
-PARTS: Final = ("all", "cache_read", "cache_write", "long")
-"""Subject of a disagreement at each usage, in the table of disputed prices."""
+PARTS: Final = {
+    "all": ("input", "output"),
+    "cache_read": ("cache_read",),
+    "cache_write": ("cache_write",),
+    "long": ("input", "output", "cache_write"),
+}
+"""Subject of a disagreement at each usage, in the table of disputed prices, and its rates."""
+
+RATES: Final = {
+    "input": "input_cost_per_token",
+    "output": "output_cost_per_token",
+    "cache_read": "cache_read_input_token_cost",
+    "cache_write": "cache_creation_input_token_cost",
+}
+"""Rates of a price, and their names on LiteLLM's list."""
+
+SIZES: Final = (1_000, 300_000)
+"""Prompts at which the fixture has rates."""
+
+MILLION: Final = 1_000_000
 
 TOLERANCE: Final = Decimal("0.01")
 MODES: Final = ("chat", "responses", "completion")
@@ -57,46 +78,83 @@ def as_listed(model: str, provider: str) -> CatalogEntry | None:
 
 
 @dataclass(frozen=True)
-class Disagreement:
-    """A model whose price differs by more than 1%."""
+class Comparison:
+    """A model that both lists price."""
 
     vendor: str
     model: str
     """As LiteLLM names it."""
+    is_deprecated: bool
     ratios: Mapping[int, Decimal]
     """Our price divided by LiteLLM's, by the number of the usage."""
-    is_deprecated: bool
+    excess: Mapping[int, Decimal]
+    """How many times our price LiteLLM's can be, at most, by the number of the usage; at least 1.
+    It is that of the rates which differ most, so it holds for every mix of their tokens."""
 
 
 @functools.cache
 def second_list() -> dict[str, Any]:
-    """Return the fixture: the USD of each usage by model, `None` if it lacks a rate."""
+    """Return the fixture: the rates of each size by model, `None` if one is not listed."""
     found: dict[str, Any] = json.loads(FIXTURE.read_text(encoding="utf-8"))
     return found
 
 
-def compared() -> Iterator[tuple[str, str, dict[int, Decimal], bool]]:
-    """Yield vendor, model and ratios of each model that both lists price."""
+def compared() -> Iterator[Comparison]:
+    """Yield each model that both lists price."""
     prices = Prices()
-    for model, (vendor, amounts, is_deprecated) in second_list()["models"].items():
-        ratios = {}
-        for number, (usage, amount) in enumerate(zip(USAGES, amounts, strict=True), start=1):
+    for model, (vendor, sizes, is_deprecated) in second_list()["models"].items():
+        ratios, excess = {}, {}
+        for number, (usage, part) in enumerate(zip(USAGES, PARTS, strict=True), start=1):
             call = BillableCall(model=model, provider=vendor, usage=usage, region=region_of(model))
-            ours = prices.quote(call, NOON).price
-            if ours is not None and amount is not None:
-                ratios[number] = ours / Decimal(amount)
+            ours, rates = prices.quote(call, NOON), rates_at(usage, sizes)
+            amount = amount_of(usage, rates)
+            if ours.price is not None and ours.rates is not None and amount is not None:
+                ratios[number] = ours.price / amount
+                excess[number] = _excess(rates, ours.rates, PARTS[part])
         if ratios:
-            yield vendor, model, ratios, is_deprecated
+            yield Comparison(vendor, model, is_deprecated, ratios, excess)
 
 
-def disagreements() -> list[Disagreement]:
-    """Return the models whose price differs by more than 1% at any usage."""
+def _excess(theirs: Mapping[str, Decimal], ours: Price, names: Iterable[str]) -> Decimal:
+    """Return by which factor LiteLLM's rates exceed ours at most; at least 1."""
+    _, write, _ = ours.cache_rates
+    # A bound bills cache reads as other input.
+    bounds = {"cache_read": ours.input, "cache_write": write, "output": ours.output}
+    found = (
+        theirs[name] / bounds.get(name, ours.input) * MILLION for name in names if name in theirs
+    )
+    return max(Decimal(1), *found)
+
+
+def disagreements() -> list[Comparison]:
+    """Return the models whose price differs by more than 1% at any usage, with these ratios."""
     found = []
-    for vendor, model, ratios, is_deprecated in compared():
-        off = {number: ratio for number, ratio in ratios.items() if abs(ratio - 1) > TOLERANCE}
+    for each in compared():
+        off = {number: ratio for number, ratio in each.ratios.items() if abs(ratio - 1) > TOLERANCE}
         if off:
-            found.append(Disagreement(vendor, model, off, is_deprecated))
+            found.append(replace(each, ratios=off))
     return found
+
+
+def rates_at(usage: Usage, sizes: list[list[str | None]]) -> dict[str, Decimal]:
+    """Return LiteLLM's rates for the prompt of a usage, in USD per token."""
+    held = sizes[max(number for number, size in enumerate(SIZES) if size <= usage.input)]
+    rates = zip(RATES, held, strict=True)
+    return {name: Decimal(rate) for name, rate in rates if rate is not None}
+
+
+def amount_of(usage: Usage, rates: Mapping[str, Decimal]) -> Decimal | None:
+    """Return the USD of a usage; `None` if LiteLLM's list lacks a rate, or has it as 0."""
+    parts = {
+        "input": usage.input - usage.cache_read - usage.cache_write,
+        "cache_read": usage.cache_read,
+        "cache_write": usage.cache_write,
+        "output": usage.output,
+    }
+    used = {name: tokens for name, tokens in parts.items() if tokens}
+    if not all(rates.get(name) for name in used):
+        return None
+    return sum((rates[name] * tokens for name, tokens in used.items()), Decimal(0))
 
 
 @dataclass(frozen=True)
@@ -157,30 +215,18 @@ def explained_table() -> str:
 # --- what the lists are read into -----------------------------------------------------------------
 
 
-def amounts_of(entry: Mapping[str, Any]) -> list[str | None]:
-    """Return the USD of each usage by an entry of LiteLLM's list; `None` if it lacks a rate."""
-    return [_amount(entry, usage) for usage in USAGES]
+def rates_of(entry: Mapping[str, Any], prompt: int) -> list[str | None]:
+    """Return the rates of an entry of LiteLLM's list for a prompt; `None` for one it lacks."""
 
-
-def _amount(entry: Mapping[str, Any], usage: Usage) -> str | None:
-    def rate(name: str) -> Decimal | None:
+    def rate(name: str) -> str | None:
         found, best = entry.get(name), 0
         for key, value in entry.items():
             above = re.fullmatch(rf"{name}_above_(\d+)k_tokens", key)
-            if above and value is not None and best < int(above[1]) < usage.input // 1_000:
+            if above and value is not None and best < int(above[1]) < prompt // 1_000:
                 found, best = value, int(above[1])
-        return None if found is None else Decimal(str(found))
+        return None if found is None else str(found)
 
-    parts = {
-        "input_cost_per_token": usage.input - usage.cache_read - usage.cache_write,
-        "cache_read_input_token_cost": usage.cache_read,
-        "cache_creation_input_token_cost": usage.cache_write,
-        "output_cost_per_token": usage.output,
-    }
-    used = {name: (rate(name), tokens) for name, tokens in parts.items() if tokens}
-    if any(not each for each, _ in used.values()):
-        return None
-    return str(sum((each or 0) * tokens for each, tokens in used.values()))
+    return [rate(name) for name in RATES.values()]
 
 
 def read_litellm() -> dict[str, Any]:
@@ -203,7 +249,7 @@ def read_litellm() -> dict[str, Any]:
         is_deprecated = bool(re.fullmatch(r"\d{4}-\d\d-\d\d", deprecated)) and (
             date.fromisoformat(deprecated) < NOON.date()
         )
-        models[model] = [vendor, amounts_of(entry), is_deprecated]
+        models[model] = [vendor, [rates_of(entry, size) for size in SIZES], is_deprecated]
     return {
         "package": f"litellm {importlib.metadata.version('litellm')}",
         "date": str(NOON.date()),
@@ -227,31 +273,35 @@ def tables() -> dict[str, Any]:
     # By the package's own look-up, since ours uses these tables.
     with (
         patch.object(catalogue, "_entry_of", catalogue._loose_entry_of),
-        patch.object(price_lookup, "is_disputed", lambda *_: False),
+        patch.object(price_lookup, "disputed_factor", lambda *_: None),
     ):
         loose = list(compared())
-    agreed = {(vendor, model): _agree(ratios) for vendor, model, ratios, _ in loose}
+    agreed = {(each.vendor, each.model): _agree(each.ratios) for each in loose}
     # An alias alone disputes no model.
     agreed_on = {
         (entry.vendor, entry.info.id, number)
-        for vendor, model, ratios, _ in loose
-        if (entry := as_listed(model, vendor)) is not None
-        for number, ratio in ratios.items()
+        for each in loose
+        if (entry := as_listed(each.model, each.vendor)) is not None
+        for number, ratio in each.ratios.items()
         if abs(ratio - 1) <= TOLERANCE
     }
-    disputed: dict[str, dict[str, set[str]]] = {}
-    for vendor, model, ratios, is_deprecated in loose:
-        entry, listing = as_listed(model, vendor), listing_of(model, vendor, known=True)
+    disputed: dict[str, dict[str, dict[str, Decimal]]] = {}
+    names = dict(enumerate(PARTS, start=1))
+    for each in loose:
+        entry = as_listed(each.model, each.vendor)
+        listing = listing_of(each.model, each.vendor, known=True)
         if entry is None or listing is None or not entry.is_own:
             continue
         if listing.reference.endswith("-latest") or not is_of_family(listing.reference, entry.info):
             continue
-        for number, ratio in ratios.items():
-            why = reason_of(vendor, model, ratio, is_deprecated=is_deprecated)
+        for number, ratio in each.ratios.items():
+            why = reason_of(each.vendor, each.model, ratio, is_deprecated=each.is_deprecated)
             is_alias = (entry.vendor, entry.info.id, number) in agreed_on
             if abs(ratio - 1) > TOLERANCE and why is None and not is_alias:
-                parts = disputed.setdefault(entry.vendor, {})
-                parts.setdefault(entry.info.id, set()).add(PARTS[number - 1])
+                models = disputed.setdefault(entry.vendor, {})
+                parts = models.setdefault(entry.info.id, {})
+                part = names[number]
+                parts[part] = max(each.excess[number], parts.get(part, Decimal(1)))
     for (vendor, model), is_agreed in agreed.items():
         entry = as_listed(model, vendor)
         if entry is None:
@@ -274,7 +324,10 @@ def tables() -> dict[str, Any]:
         "stand_ins": _agreed(stand_ins),
         "latest": _agreed(latest),
         "disputed": {
-            vendor: {model: sorted(parts) for model, parts in sorted(models.items())}
+            vendor: {
+                model: {part: _rounded_up(factor) for part, factor in sorted(parts.items())}
+                for model, parts in sorted(models.items())
+            }
             for vendor, models in sorted(disputed.items())
         },
     }
@@ -287,11 +340,16 @@ def _agreed(found: Mapping[str, Mapping[str, bool]]) -> dict[str, list[str]]:
     }
 
 
+def _rounded_up(factor: Decimal) -> float:
+    return float(factor.quantize(Decimal("0.001"), rounding=ROUND_UP))
+
+
 COMMENTS: Final = {
     "compared": "Prices on which two lists agree: by `python -m tests.price_lists.compare`.",
     "stand_ins": "Models that a vendor sells at their maker's price, by the maker's ID.",
     "latest": "Names of a vendor's current model that both lists price alike.",
-    "disputed": "Models on which the lists disagree for no known reason, and at which usage.",
+    "disputed": "Models on which the lists disagree for no known reason, and at which usage: how "
+    "many times\n# the first list's rates those of the second are, at most.",
 }
 
 

@@ -218,14 +218,19 @@ def prices(context: Context) -> Iterator[Finding]:
         f'Add models["{name}"].price with input and output, in USD per million tokens, to the '
         "policy file"
     )
-    thousandth = prices.price(model, Usage(input=MILLION // 1_000, output=MILLION // 1_000))
-    if thousandth is not None:
+    thousand = Usage(input=MILLION // 1_000, output=MILLION // 1_000)
+    short = prices.quote(BillableCall(model=model, usage=thousand))
+    bound = "" if long.at_most is None else f" Limits count at most {_per_million(long.at_most)}."
+    if short.price is not None:
         yield warn(
             "prices",
-            f"{name}: {_per_million(thousandth * 1_000)} ({prices.source}), but a long prompt has "
-            f"no price: {long.unknown}.",
+            f"{name}: {_per_million(short.price * 1_000)} ({prices.source}), but a long prompt has "
+            f"no {'exact ' if bound else ''}price: {long.unknown}.{bound}",
             f"{add}.",
         )
+        return
+    if bound:
+        yield warn("prices", f"{name} has no exact price: {long.unknown}.{bound}", f"{add}.")
         return
     policy = context.document.effective("", context.settings.policy)
     effect = "so its cost is unknown"

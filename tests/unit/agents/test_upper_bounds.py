@@ -95,6 +95,31 @@ def test_cache_read_that_the_lists_dispute_counts_as_input() -> None:
 
 
 @listed
+@pytest.mark.parametrize(
+    ("model", "provider", "usage", "at_most"),
+    [
+        # The first list has the premium for long prompts, 6 and 22.50; the second has 3 and 15.
+        ("claude-sonnet-4-5", "anthropic", Usage(input=300_000, output=2_000), "1.845"),
+        # Here the second has the premium: twice the regional 3.30 and, at most, twice 16.50.
+        (
+            "us.anthropic.claude-sonnet-4-5-20250929-v1:0",
+            "bedrock",
+            Usage(input=300_000, output=2_000),
+            "2.046",
+        ),
+        # 0.15 and 0.15 on the first list, 0.30 and 0.30 on the second.
+        ("mistral-nemo", "mistral", Usage(input=1_000_000, output=1_000_000), "0.6"),
+    ],
+)
+def test_price_that_the_lists_dispute_counts_as_the_dearer_one(
+    model: str, provider: str, usage: Usage, at_most: str
+) -> None:
+    """An agent with a limit in USD has one for long prompts, too."""
+    found = quote(model, provider, usage)
+    assert (found.price, found.at_most) == (None, Decimal(at_most))
+
+
+@listed
 def test_cache_writes_of_unknown_duration_count_as_one_hour() -> None:
     """They cost twice the input instead of 1.25 times."""
     both = frozenset({"5m", "1h"})

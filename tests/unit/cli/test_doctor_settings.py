@@ -114,7 +114,21 @@ def test_a_price_of_short_calls_only_is_a_warning() -> None:
         "warn",
         "claude-sonnet-4-5: 18.00 USD for 1M input and 1M output tokens (genai-prices)",
     )
-    assert doubt == "a long prompt has no price: two price lists disagree about it."
+    assert doubt == (
+        "a long prompt has no exact price: two price lists disagree about it. Limits count at most "
+        "28.50 USD for 1M input and 1M output tokens."
+    )
+
+
+@listed
+def test_a_price_with_a_bound_is_a_warning() -> None:
+    """A limit in USD holds, but the ledger has no amount."""
+    finding = only("prices", "mistral-nemo", MAX_COST_USD="1")
+    assert finding.status == "warn"
+    assert finding.text == (
+        "mistral-nemo has no exact price: two price lists disagree about it. Limits count at most "
+        "0.60 USD for 1M input and 1M output tokens."
+    )
 
 
 def test_an_unknown_price_is_a_failure(policy: Path) -> None:
