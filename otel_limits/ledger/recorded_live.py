@@ -28,6 +28,7 @@ from otel_limits.ledger.schema import (
     RUNS,
     TOOL_CALL_TABLE,
     TOOLS,
+    UNCOUNTED_TABLE,
 )
 from otel_limits.ledger.totals import recount
 
@@ -41,6 +42,7 @@ PORTION: Final = 2_000
 """Parameters in a statement: SQLite allows 32,766, PostgreSQL 65,535."""
 
 _LIVE_CALL: Final = MODEL_CALL_TABLE.alias()
+_LIVE_TOOL: Final = TOOL_CALL_TABLE.alias()
 _LIVE_RUN: Final = INVOCATION_TABLE.alias()
 
 CALLS_TWICE: Final = (
@@ -63,6 +65,25 @@ CALLS_TWICE: Final = (
     )
 )
 """Imported calls that were recorded live too, by span and time."""
+
+TOOLS_TWICE: Final = (
+    sa.select(TOOLS.id, TOOLS.invocation_id, TOOLS.trace_id, TOOLS.span_id)
+    .join(INVOCATION_TABLE, RUNS.trace_id == TOOLS.trace_id)
+    .join(
+        _LIVE_TOOL,
+        (_LIVE_TOOL.c.invocation_id == RUNS.id) & (_LIVE_TOOL.c.tool == TOOLS.tool),
+    )
+    .where(
+        TOOLS.source == sa.literal_column("'import'"),
+        TOOLS.invocation_id == TOOLS.trace_id,
+        _LIVE_TOOL.c.source == "live",
+        sa.func.abs(_LIVE_TOOL.c.at_us - TOOLS.at_us) <= SAME_CALL_MICROSECONDS,
+    )
+)
+"""Imported tool calls without an agent that were recorded live too, by trace, tool and time.
+
+Rows of live tool calls have no span. The literal selects the index of imported ones.
+"""
 
 RUNS_TWICE: Final = (
     sa.select(RUNS.id)
@@ -97,32 +118,31 @@ def delete_recorded_live(
     # Of most ledgers it is all that is asked.
     if not connection.scalar(sa.select(sa.exists().where(IS_IMPORTED))):
         return Counter()
-    runs, calls = set[str](), set[tuple[str, str]]()
-    deleted = 0
+    runs, spans, calls = set[str](), set[tuple[str, str]](), 0
     for traces in portions(sorted(_traces(connection, written)), PORTION):
         found = connection.scalars(RUNS_TWICE.where(RUNS.trace_id.in_(traces))).all()
-        deleted += _delete_runs(connection, found)
+        calls += _delete_runs(connection, found)
         runs.update(found)
         # Of other invocations, such as a trace that has the calls without an agent.
-        twice = connection.execute(CALLS_TWICE.where(CALLS.trace_id.in_(traces))).all()
-        for rows in portions(twice, PORTION):
-            ids = [row.id for row in rows]
-            deleted += connection.execute(
-                MODEL_CALL_TABLE.delete().where(CALLS.id.in_(ids))
-            ).rowcount
-        calls.update((row.trace_id, row.span_id) for row in twice)
-        runs |= _recount(connection, sorted({row.invocation_id for row in twice}))
-    return _among(written, runs, calls) + Counter({RECORDED_LIVE: deleted})
+        changed = set[str]()
+        for table, statement in ((MODEL_CALL_TABLE, CALLS_TWICE), (TOOL_CALL_TABLE, TOOLS_TWICE)):
+            twice = connection.execute(statement.where(table.c.trace_id.in_(traces))).all()
+            for rows in portions(twice, PORTION):
+                is_one = table.c.id.in_([row.id for row in rows])
+                deleted = connection.execute(table.delete().where(is_one)).rowcount
+                calls += deleted if table is MODEL_CALL_TABLE else 0
+            spans.update((row.trace_id, row.span_id) for row in twice)
+            changed.update(row.invocation_id for row in twice)
+        runs |= _recount(connection, sorted(changed))
+    return _among(written, runs, spans) + Counter({RECORDED_LIVE: calls})
 
 
 def _traces(connection: sa.Connection, written: Mapping[str, list[Row]]) -> set[str]:
     """Return the traces of rows; a live call has the trace of its invocation."""
-    runs, calls = written.get(INVOCATIONS, ()), written.get(MODEL_CALLS, ())
-    found = {row["trace_id"] for row in runs}
-    found.update(row["trace_id"] for row in calls if row["source"] == "import")
-    known = {row["id"] for row in runs}
-    others = {row["invocation_id"] for row in calls if row["source"] == "live"} - known
-    for ids in portions(sorted(others), PORTION):
+    found = {row["trace_id"] for row in written.get(INVOCATIONS, ())}
+    # Calls may be written without their invocation, which the ledger then has already.
+    owners = {row["invocation_id"] for row in written.get(MODEL_CALLS, ())}
+    for ids in portions(sorted(owners), PORTION):
         found.update(connection.scalars(sa.select(RUNS.trace_id).where(RUNS.id.in_(ids))))
     return found - {None}
 
@@ -133,6 +153,12 @@ def _delete_runs(connection: sa.Connection, runs: Sequence[str]) -> int:
     for ids in portions(runs, PORTION):
         for table in (ATTRIBUTE_TABLE, TOOL_CALL_TABLE):
             connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
+        # Those of a trace without an agent stay: nothing shows that a live invocation has them.
+        uncounted = UNCOUNTED_TABLE.c
+        is_of_agent = uncounted.invocation_id != uncounted.trace_id
+        connection.execute(
+            UNCOUNTED_TABLE.delete().where(uncounted.invocation_id.in_(ids), is_of_agent)
+        )
         of_runs = CALLS.invocation_id.in_(ids)
         calls += connection.execute(MODEL_CALL_TABLE.delete().where(of_runs)).rowcount
         connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
@@ -140,29 +166,29 @@ def _delete_runs(connection: sa.Connection, runs: Sequence[str]) -> int:
 
 
 def _recount(connection: sa.Connection, runs: Sequence[str]) -> set[str]:
-    """Recount invocations that lost calls; returns traces without any left, which are deleted."""
+    """Recount invocations that lost calls; returns traces without any left, which are deleted.
+
+    A trace whose model calls are all live loses its tool calls, too, as in an import.
+    """
     without = set[str]()
     for ids in portions(runs, PORTION):
-        has_rows = sa.exists().where(CALLS.invocation_id == RUNS.id) | sa.exists().where(
-            TOOLS.invocation_id == RUNS.id
-        )
-        is_empty = RUNS.id.in_(ids) & RUNS.span_id.is_(None) & ~has_rows
+        has_calls = sa.exists().where(CALLS.invocation_id == RUNS.id)
+        is_empty = RUNS.id.in_(ids) & RUNS.span_id.is_(None) & ~has_calls
         without.update(connection.scalars(sa.select(RUNS.id).where(is_empty)))
         recount(connection, ids)
     _delete_runs(connection, sorted(without))
     return without
 
 
-def _among(written: Mapping[str, list[Row]], runs: set[str], calls: set[SpanKey]) -> Counter[str]:
+def _among(written: Mapping[str, list[Row]], runs: set[str], spans: set[SpanKey]) -> Counter[str]:
     """Count the rows of deleted invocations and calls among those written, by table."""
-    return Counter(
-        {
-            INVOCATIONS: sum(row["id"] in runs for row in written.get(INVOCATIONS, ())),
-            TOOL_CALLS: sum(row["invocation_id"] in runs for row in written.get(TOOL_CALLS, ())),
-            MODEL_CALLS: sum(
-                row["source"] == "import"
-                and (row["invocation_id"] in runs or (row["trace_id"], row["span_id"]) in calls)
-                for row in written.get(MODEL_CALLS, ())
-            ),
-        }
-    )
+
+    def deleted(table: str) -> int:
+        return sum(
+            row["invocation_id"] in runs or (row["trace_id"], row["span_id"]) in spans
+            for row in written.get(table, ())
+        )
+
+    invocations = sum(row["id"] in runs for row in written.get(INVOCATIONS, ()))
+    calls = {table: deleted(table) for table in (MODEL_CALLS, TOOL_CALLS)}
+    return Counter({INVOCATIONS: invocations, **calls})

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from strands import Agent
 
 from otel_limits import disable, enable
 from otel_limits.cli import main
+from otel_limits.core.events import Invocation, ModelCall, Started
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.merging import PORTION
+from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.testing import ScriptedModel, says
 from tests.ledger.book import DAY, NINE, Call, Entry, write
+from tests.ledger.fixtures import LedgerFile
 from tests.ledger.otlp import line
 from tests.price_list import listed
-from tests.unit.audit.test_completeness import ask, spill
+from tests.unit.audit.test_completeness import ask, events_of, spill
+from tests.unit.ledger.test_otlp import START_US, TRACE
+from tests.unit.ledger.test_traces import agent, call, imported, span, sums, used
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    from tests.ledger.fixtures import LedgerFile
 
 ENTRIES = [
     Entry(
@@ -266,3 +271,139 @@ def test_missing_ledger_is_reported(
     """A misspelt name is no empty ledger."""
     assert main(["ledger", "merge", other, "--into", str(ledger.path)]) == 2
     assert f"No ledger found at {other}" in capsys.readouterr().err
+
+
+# --- rows that were recorded live and imported ----------------------------------------------------
+
+LIVE: Final = Entry(
+    calls=[Call(tools=["search"]), Call()],
+    attributes={"tenant.id": "acme"},
+    at=START_US / 1_000_000,
+    parent=Invocation(agent="caller", id="c", root_id="c", trace_id=TRACE),
+)
+AGENT, FIRST, SECOND = f"{1:016x}", f"{1:08x}{1:08x}", f"{1:08x}{2:08x}"
+"""The spans of the first entry of a book and of its model calls."""
+TOOL, STEP, CALLER, OTHER = (f"{number:016x}" for number in range(0xA0, 0xA4))
+TENANT: Final = {"tenant.id": "acme"}
+
+
+def agent_of_live(later: int = 0) -> dict[str, Any]:
+    """The span of its agent, some seconds later than the ledger has it."""
+    return span("invoke_agent worker", AGENT, CALLER, at=(later, later + 9), **TENANT)
+
+
+def calls_of_live(parent: str = AGENT, later: int = 0) -> list[dict[str, Any]]:
+    """The spans of its model calls."""
+    first, second = (later, later + 1), (later + 1, later + 2)
+    return [call(FIRST, parent, at=first), call(SECOND, parent, at=second)]
+
+
+STATED: Final[Mapping[str, Any]] = {"at": (1, 2), **sums(99)}
+SUM: Final = span("step", STEP, AGENT, **STATED)
+SEARCH: Final = used(TOOL, AGENT)
+FETCHED: Final[Mapping[str, Any]] = {"gen_ai.tool.name": "fetch"}
+FETCH: Final = used(TOOL, AGENT, **FETCHED)
+LATE_SEARCH: Final = used(TOOL, AGENT, at=(60, 61))
+KEPT: Final[Mapping[str, tuple[Sequence[dict[str, Any]], Mapping[str, int]]]] = {
+    "all spans": ([agent_of_live(), *calls_of_live(), SEARCH, SUM], {}),
+    "without its agent": ([*calls_of_live(), SEARCH], {}),
+    "without its agent, with a tool of a server": ([*calls_of_live(), FETCH], {}),
+    "without its agent, with a sum": ([*calls_of_live(), SUM], {"uncounted_spans": 1}),
+    "without its agent, with a call of another program": (
+        [*calls_of_live(), SEARCH, call(OTHER, "")],
+        {"invocations": 1, "model_calls": 1},
+    ),
+    "without its agent, with another tool and call": (
+        [*calls_of_live(), FETCH, call(OTHER, "")],
+        {"invocations": 1, "model_calls": 1, "tool_calls": 1},
+    ),
+    "without its agent, with a later tool and a call": (
+        [*calls_of_live(), LATE_SEARCH, call(OTHER, "")],
+        {"invocations": 1, "model_calls": 1, "tool_calls": 1},
+    ),
+    "calls of an agent that was not recorded": (
+        [agent(CALLER), *calls_of_live(CALLER), used(TOOL, CALLER)],
+        {"invocations": 1, "tool_calls": 1},
+    ),
+    "all spans, with a sum of its caller": (
+        [agent(CALLER), agent_of_live(), *calls_of_live(), span("step", OTHER, CALLER, **STATED)],
+        {"invocations": 1, "uncounted_spans": 1},
+    ),
+    "a minute later": ([agent_of_live(60), *calls_of_live(later=60)], {}),
+    "a minute later, without its agent": (calls_of_live(later=60), {}),
+    "calls of a later run with the same IDs": (
+        [agent_of_live(61), *calls_of_live(later=61)],
+        {"invocations": 1, "model_calls": 2, "attributes": 1},
+    ),
+}
+"""Spans of `LIVE`, and how many imported rows stay next to its own, by table."""
+TABLES: Final = ("invocations", "attributes", "model_calls", "tool_calls", "uncounted_spans")
+
+
+@pytest.mark.parametrize(("spans", "kept"), KEPT.values(), ids=KEPT)
+def test_rows_of_recorded_spans_are_live_ones_in_any_order(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    spans: Sequence[dict[str, Any]],
+    kept: Mapping[str, int],
+) -> None:
+    """No row counts twice, and none is lost, by an import and by a merge."""
+    monkeypatch.setenv("OTEL_LIMITS_AUDIT_KEYS", "tenant.id")
+    live, exported, *both = (LedgerFile(tmp_path / f"{number}.db") for number in range(6))
+
+    def import_into(ledger: LedgerFile) -> None:
+        monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(ledger.path))
+        imported(tmp_path, spans)
+
+    write(live.address, LIVE)
+    import_into(exported)
+    write(both[0].address, LIVE)
+    import_into(both[0])
+    import_into(both[1])
+    write(both[1].address, LIVE)
+    merge(capsys, str(live.path), both[2])
+    merge(capsys, str(exported.path), both[2])
+    merge(capsys, str(exported.path), both[3])
+    merge(capsys, str(live.path), both[3])
+    said = merge(capsys, str(exported.path), both[3])
+    assert said.startswith("0 invocations, 0 model calls, 0 tool calls new")
+    recorded = len(exported.calls()) - kept.get("model_calls", 0)
+    assert (f"{recorded} imported model calls were already recorded live" in said) is bool(recorded)
+    for ledger in both:
+        for table in TABLES:
+            own = [{**row, "id": 0} for row in live.rows(table)]
+            found = [{**row, "id": 0} for row in ledger.rows(table)]
+            assert all(row in found for row in own), table
+            assert (table, len(found) - len(own)) == (table, kept.get(table, 0))
+        called = sum(row["tool_calls"] for row in ledger.invocations())
+        assert called == len(ledger.tools())
+        assert main(["audit", "verify", "--ledger", str(ledger.path)]) == 0
+
+
+def test_live_call_after_its_import_counts_once_before_its_invocation_ends(
+    ledger: LedgerFile, tmp_path: Path
+) -> None:
+    """Spans are exported while an agent runs, and its process may be killed."""
+    events = events_of(LIVE, ledger)
+    observer = LedgerObserver(ledger.address)
+    for event in events:
+        if isinstance(event, Started):
+            observer(event)
+    observer.flush()
+    imported(tmp_path, calls_of_live())
+    assert [row["source"] for row in ledger.calls()] == ["import", "import"]
+    for event in events:
+        if isinstance(event, ModelCall):
+            observer(event)
+    observer.flush()
+    assert [row["source"] for row in ledger.calls()] == ["live", "live"]
+    observer.close()
+
+
+def test_recorded_invocation_without_a_call_counts_once(ledger: LedgerFile, tmp_path: Path) -> None:
+    """E.g. one that a quota refused."""
+    imported(tmp_path, [agent_of_live(), agent(CALLER), call(OTHER, CALLER)])
+    assert [row["span_id"] for row in ledger.invocations("source = 'import'")] == [AGENT, CALLER]
+    write(ledger.address, replace(LIVE, calls=[]))
+    assert [row["span_id"] for row in ledger.invocations("source = 'import'")] == [CALLER]

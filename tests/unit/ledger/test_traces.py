@@ -629,14 +629,26 @@ CONVENTIONS: Final[Mapping[str, Mapping[str, str]]] = {
 
 
 def used(
-    identity: str, parent: str, scope: str = "acme", kind: str = "OpenTelemetry", **found: Any
+    identity: str,
+    parent: str,
+    scope: str = "acme",
+    *,
+    kind: str = "OpenTelemetry",
+    at: tuple[int, int] = (4, 5),
+    **found: Any,
 ) -> dict[str, Any]:
     """The span of a tool call."""
     told = {**CONVENTIONS[kind], **found}
-    return span("execute_tool search", identity, parent, at=(4, 5), scope=scope, **told)
+    return span("execute_tool search", identity, parent, at=at, scope=scope, **told)
 
 
-WITH_ID: Final = {"gen_ai.tool.call.id": "call-1"}
+def in_another_trace(*lines: dict[str, Any]) -> Lines:
+    """The same spans in another trace."""
+    return [json.loads(json.dumps(each).replace(TRACE, TRACE[::-1])) for each in lines]
+
+
+WITH_ID: Final[Mapping[str, Any]] = {"gen_ai.tool.call.id": "call-1"}
+OTHER_ID: Final[Mapping[str, Any]] = {"gen_ai.tool.call.id": "call-2"}
 TOOLS: Final[Mapping[str, tuple[Lines, int]]] = {
     **{kind: ([agent(A), call(C, A), used(D, A, kind=kind)], 1) for kind in CONVENTIONS},
     "two": ([agent(A), call(C, A), used(D, A), used(E, A)], 2),
@@ -647,6 +659,30 @@ TOOLS: Final[Mapping[str, tuple[Lines, int]]] = {
     "one of two instrumentations": (
         [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", **WITH_ID)],
         1,
+    ),
+    "one of two instrumentations, one after the other": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", at=(5, 6), **WITH_ID)],
+        1,
+    ),
+    "two of one ID, at different times": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", at=(6, 7), **WITH_ID)],
+        2,
+    ),
+    "two of one ID, the earlier one exported later": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", at=(2, 3), **WITH_ID)],
+        2,
+    ),
+    "two of different IDs": (
+        [agent(A), call(C, A), used(D, A, **WITH_ID), used(E, A, "other", **OTHER_ID)],
+        2,
+    ),
+    "two without an ID": ([agent(A), call(C, A), used(D, A), used(E, A, "other")], 2),
+    "two of one ID, in different traces": (
+        [
+            *(agent(A), call(C, A), used(D, A, **WITH_ID)),
+            *in_another_trace(agent(A), call(C, A), used(E, A, "other", **WITH_ID)),
+        ],
+        2,
     ),
     "one within another": ([agent(A), call(C, A), used(D, A), used(E, D, "mcp")], 1),
     "one of an agent within another": (
