@@ -218,7 +218,7 @@ def _recorded(bills: Iterable[Bill], pruned_us: int | None) -> tuple[list[Bill],
 
 
 def _require_all_days(bill: Bill) -> None:
-    """Reject a bill with a report that lacks a day of the others, or one between two days it has.
+    """Reject a bill with a report that lacks a day of the others, one between two, or part of one.
 
     The day cannot be compared, and the sums of the answer would be those of other days than it
     names.
@@ -230,9 +230,9 @@ def _require_all_days(bill: Bill) -> None:
     if (others := len(days) - NAMED_GAPS) > 0:
         named += f" and {pluralize(others, 'other day')}"
     raise LedgerError(
-        f"{bill.reader.title}'s bill of {min(bill.days)} to {max(bill.days)} lacks the "
-        f"{report or 'report'} of {named}. Export each missing day, too, or leave it out with "
-        "--since and --until."
+        f"{bill.reader.title}'s bill of {min(bill.days)} to {max(bill.days)} lacks all or part of "
+        f"the {report or 'report'} of {named}. Export each of these days as a whole, or leave it "
+        "out with --since and --until."
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from datetime import date, timedelta, timezone, tzinfo
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import Final
 
@@ -164,10 +164,11 @@ def _bucket_days(pages: Sequence[BillPage], report: str) -> Iterator[date]:
 
 
 def _covered(pages: Sequence[BillPage]) -> dict[str, frozenset[date]]:
-    """Return the days of each report in buckets, without those in which it has a hole.
+    """Return the days that each report in buckets covers from midnight to midnight.
 
     OpenAI and Anthropic export an empty bucket for a time without use, so a time without a bucket
-    is missing. Read 2026-11-30: an export of OpenAI's costs with days without an amount, in
+    is missing, also before the first and after the last one: hours are exported from any hour on,
+    and 24 by default. Read 2026-11-30: an export of OpenAI's costs with days without an amount, in
     https://github.com/xavierjflanagan/Guardian (openai-usage-and-cost-report-2025-10-12.md), and
     Anthropic's answers for months without use, which have buckets with empty `results`, in
     https://github.com/kingdonb/mecris (docs/anthropic-cost-tracking-investigation.md).
@@ -178,14 +179,20 @@ def _covered(pages: Sequence[BillPage]) -> dict[str, frozenset[date]]:
     # A page without rows does not name its report.
     for report in sorted(reports - {""} or reports):
         buckets = [each for page in pages if page.report in (report, "") for each in page.buckets]
+        buckets.sort()
+        first, last = (_midnight(begin, zone) for begin, _ in (buckets[0], buckets[-1]))
         holes: set[date] = set()
-        covered_until = min(begin for begin, _ in buckets)
-        for begin, end in sorted(buckets):
+        covered_until = first
+        for begin, end in [*buckets, (last + DAY, last + DAY)]:
             if covered_until < begin:
-                last = begin - timedelta.resolution
+                missing = begin - timedelta.resolution
                 holes |= every_day(
-                    covered_until.astimezone(zone).date(), last.astimezone(zone).date()
+                    covered_until.astimezone(zone).date(), missing.astimezone(zone).date()
                 )
             covered_until = max(covered_until, end)
         found[report] = frozenset(begin.astimezone(zone).date() for begin, _ in buckets) - holes
     return found
+
+
+def _midnight(at: datetime, zone: tzinfo) -> datetime:
+    return at.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0)

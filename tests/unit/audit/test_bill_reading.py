@@ -137,8 +137,12 @@ def test_a_file_that_is_no_whole_bill_is_rejected_with_the_fix(tmp_path: Path) -
 
 def test_pages_that_follow_each_other_are_one_bill(tmp_path: Path) -> None:
     """Pages come in any order, and days without use are covered, too."""
-    pages = [openai(used(model="m"), day=1), openai(day=2), openai(used(model="m"), **MORE)]
-    pages[0] = openai(used(model="m"), day=1, **MORE)
+    pages = (
+        openai(used(model="m"), **MORE),
+        openai(day=2),
+        openai(used(model="m"), day=1, **MORE),
+    )
     (bill,) = read_bills(written(tmp_path, *pages))
-    assert [row.day.day for row in bill.rows] == [4, 3]
+    assert [row.day.day for row in bill.rows] == [3, 4]
     assert sorted(day.day for day in bill.used_days) == [3, 4, 5]
+    assert not bill.gaps

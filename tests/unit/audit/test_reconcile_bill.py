@@ -31,7 +31,7 @@ from tests.ledger.bills import (
 from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from tests.ledger.fixtures import LedgerFile
@@ -292,10 +292,10 @@ def test_bill_outside_the_window_is_named(
     assert "OpenRouter: not compared, as its bill has no whole day" in answer["summary"]
 
 
-def morning_and_evening(day: int) -> list[str]:
-    """A day by the hour, without an hour at noon."""
+def by_hour(day: int, hours: Iterable[int]) -> list[str]:
+    """Some hours of a day, each as a page without use."""
     pages = []
-    for hour in {*range(24)} - {12}:
+    for hour in hours:
         page = json.loads(openai(day=day))
         (bucket,) = page["data"]
         bucket["start_time"] += 3_600 * hour
@@ -312,10 +312,16 @@ def test_bill_that_lacks_a_day_is_rejected(
     usage, costs = openai_bill(CALLS)[::2], openai_bill(CALLS)[1::2]
     first, _, last = usage
     cases = [
-        ([first, last], "of 2026-11-03 to 2026-11-05 lacks the usage.completions of 2026-11-04."),
-        ([*usage, costs[0], costs[2]], "lacks the costs of 2026-11-04."),
-        ([*usage, *costs[:1]], "lacks the costs of 2026-11-04, 2026-11-05."),
-        ([first, *morning_and_evening(1), last], "lacks the usage.completions of 2026-11-04."),
+        (
+            [first, last],
+            "of 2026-11-03 to 2026-11-05 lacks all or part of the usage.completions of 2026-11-04.",
+        ),
+        ([*usage, costs[0], costs[2]], "lacks all or part of the costs of 2026-11-04."),
+        ([*usage, *costs[:1]], "lacks all or part of the costs of 2026-11-04, 2026-11-05."),
+        (
+            [first, *by_hour(1, {*range(24)} - {12}), last],
+            "lacks all or part of the usage.completions of 2026-11-04.",
+        ),
         ([*usage, *costs, openai(used(model="m"), day=6)], "2026-11-08 and 1 other day. Export"),
     ]
     for texts, sentence in cases:
@@ -326,10 +332,43 @@ def test_bill_that_lacks_a_day_is_rejected(
         assert status == 0
     empty = saved(tmp_path, openai(), openai(day=2))
     assert main(["audit", "reconcile", "--bill", *map(str, empty)]) == 2
-    assert "lacks the report of 2026-11-04." in capsys.readouterr().err
+    assert "lacks all or part of the report of 2026-11-04." in capsys.readouterr().err
     pages = [first, openai(day=1), last]
     status, answer = reconcile("--bill", *saved(tmp_path, *pages), capsys=capsys)
     assert (status, causes(answer)["only in the ledger"][0]) == (1, -sums(CALLS[8:16])[0])
+
+
+def test_bill_that_begins_or_ends_within_a_day_is_rejected(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hours are exported from any hour on; the ledger has the other hours of the day, too."""
+    write(ledger.address, *book_of("openai", "nothing"))
+    first, second, third = openai_bill(CALLS)[::2]
+    from_noon, until_nine = by_hour(0, range(12, 24)), by_hour(2, range(9))
+    cases = [
+        ([*from_noon, second, third], "2026-11-03", ("--since", "2026-11-04")),
+        ([first, second, *until_nine], "2026-11-05", ("--until", "2026-11-05")),
+        ([*from_noon, second, *until_nine], "2026-11-03, 2026-11-05", ("--since", "2026-11-04")),
+    ]
+    for texts, days, window in cases:
+        words = ("--ledger", ledger.address, "--bill", *saved(tmp_path, *texts))
+        for options in ((), ("--since", "2026-11-03")):
+            assert main(["audit", "reconcile", *map(str, words), *options]) == 2
+            sentence = f"lacks all or part of the usage.completions of {days}. Export each of"
+            assert sentence in capsys.readouterr().err
+        status, answer = reconcile(*words, *window, "--until", "2026-11-05", capsys=capsys)
+        assert (status, causes(answer)) == (0, {})
+
+
+def test_hours_within_a_day_that_the_bill_has_leave_no_hole(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """E.g. an hour without use, exported next to whole days."""
+    write(ledger.address, *book_of("openai", "nothing"))
+    bill = saved(tmp_path, *openai_bill(CALLS), *by_hour(0, [12]), *by_hour(2, range(24)))
+    status, answer = reconcile("--ledger", ledger.address, "--bill", *bill, capsys=capsys)
+    assert (status, causes(answer)) == (0, {})
+    assert {row["day"][-2:] for row in answer["bill_cost"]} == {"03", "04", "05"}
 
 
 def test_days_with_pruned_rows_are_not_compared(
