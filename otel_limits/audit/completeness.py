@@ -150,8 +150,9 @@ def pruned_us(inquiry: AuditQuery) -> int | None:
     """Return the time before which rows were pruned, if the query covers an earlier time."""
     from otel_limits.ledger.maintenance import pruned_before
 
-    before, since = pruned_before(inquiry.connection), inquiry.selection.since_us
-    return before if before is not None and (since is None or since < before) else None
+    before = pruned_before(inquiry.connection)
+    is_reached = before is not None and inquiry.selection.reaches_before(before)
+    return before if is_reached else None
 
 
 def pruned_clause(inquiry: AuditQuery) -> str:

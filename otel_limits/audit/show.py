@@ -109,6 +109,7 @@ def show(inquiry: AuditQuery, identity: str) -> Answer:
             *([tasks_table(legs)] if legs else []),
         ],
         summary=summary(branches, tools) + _task_of(branches, legs),
+        since_us=min(run.started_us for run in (*runs, *legs)),
     )
 
 

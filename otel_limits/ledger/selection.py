@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timezone, tzinfo
 from typing import Any, Final
@@ -43,6 +44,32 @@ class Selection:
     """Any of several values of a name matches; all values to exclude are excluded."""
     zone: tzinfo = timezone.utc
     """Time zone of hours, days, weeks and months."""
+
+    def reaches_before(self, time_us: int) -> bool:
+        """Return whether a row of the selection can be from a time before `time_us`."""
+        window = (
+            -math.inf if self.since_us is None else self.since_us,
+            math.inf if self.until_us is None else self.until_us,
+        )
+        # One of the periods of each name must contain the time of a row, as in `conditions`.
+        wanted: dict[str, list[tuple[float, float]]] = {"": [window]}
+        excluded: list[tuple[float, float]] = []
+        for name, value, is_excluded in self.where:
+            if name in PERIODS:
+                period = span(name, value, self.zone)
+                (excluded if is_excluded else wanted.setdefault(name, [])).append(period)
+        # What is selected begins where a period begins, or where an excluded one ends.
+        begins = [begin for periods in wanted.values() for begin, _ in periods]
+        return any(
+            time < time_us
+            and all(_is_within(time, periods) for periods in wanted.values())
+            and not _is_within(time, excluded)
+            for time in (*begins, *(end for _, end in excluded))
+        )
+
+
+def _is_within(time: float, periods: Iterable[tuple[float, float]]) -> bool:
+    return any(begin <= time < end for begin, end in periods)
 
 
 class Joins:

@@ -301,6 +301,62 @@ def test_pruned_rows_are_named_where_the_question_reaches_them(
     assert "lists the rows. Rows before " in answer["complete"]
 
 
+def days(*ago: int) -> str:
+    """Return the value of --where for some past days of UTC, by their age in days."""
+    names = (time.strftime("%Y-%m-%d", time.gmtime(NOW - each * 86_400)) for each in ago)
+    return ",".join(f"day={name}" for name in names)
+
+
+BEFORE, AFTER = days(15), days(5)
+WEEK = time.strftime("%G-W%V", time.gmtime(NOW - 5 * 86_400))
+MONTHS_LATER = time.strftime("%Y-%m", time.gmtime(NOW + 60 * 86_400))
+
+
+@pytest.mark.parametrize(
+    ("question", "is_missing"),
+    [
+        (("--where", BEFORE), True),
+        (("--where", AFTER), False),
+        (("--where", days(15, 5)), True),
+        (("--where", f"month={MONTHS_LATER}"), False),
+        (("--where", BEFORE, "--since", "8d"), False),
+        (("--where", AFTER, "--since", "15d"), False),
+        # A week without the earlier one of the two days.
+        (("--where", days(15, 5), "--where", f"week={WEEK}"), False),
+        (("--where", AFTER.replace("=", "!=")), True),
+        (("--where", BEFORE, "--until", "30d"), False),
+    ],
+)
+def test_pruned_rows_are_named_only_for_periods_that_reach_them(
+    ledger: LedgerFile,
+    capsys: pytest.CaptureFixture[str],
+    question: tuple[str, ...],
+    *,
+    is_missing: bool,
+) -> None:
+    """A day that `--where` selects is a period, like one of `--since` and `--until`."""
+    write(ledger.address, replace(entry(), at=NOW - 20 * 86_400), entry(), first=1)
+    assert main(["ledger", "prune", "--older-than", "10d"]) == 0
+    _, answer = ask(capsys, "spend", *question)
+    assert ("pruned_before" in answer) == is_missing
+
+
+@pytest.mark.parametrize(("tree", "is_missing"), [("00000001", True), ("00000003", False)])
+def test_shown_tree_names_pruned_rows_only_if_it_began_before(
+    ledger: LedgerFile, capsys: pytest.CaptureFixture[str], tree: str, *, is_missing: bool
+) -> None:
+    """A tree of today lacks no row of last month."""
+    book = Book(ledger.address)
+    root = book.write(replace(entry(), at=NOW - 12 * 86_400))
+    book.write(replace(entry(), parent=root))
+    for days_ago in (0, 20):
+        book.write(replace(entry(), at=NOW - days_ago * 86_400))
+    book.close()
+    assert main(["ledger", "prune", "--older-than", "10d"]) == 0
+    _, answer = ask(capsys, "show", tree)
+    assert ("pruned_before" in answer) == is_missing
+
+
 @pytest.mark.parametrize(
     ("statement", "trouble", "how"),
     [
