@@ -42,15 +42,18 @@ def export(options: Namespace) -> int:
         written, kept = exported_files.export(options.directory, options.runbook, options.grafana)
     except OSError as error:
         return refuse([write_error(options.directory, error)])
+    except exported_files.InvalidFileError as error:
+        return refuse([str(error)])
     sys.stdout.write(
         f"Wrote {pluralize(len(written), 'file')} to {options.directory}. "
         "Start with README.md there.\n"
     )
     if kept:
         names = ", ".join(path.as_posix() for path in kept)
+        differ = pluralize(len(kept), "file that differs", "files that differ")
         sys.stdout.write(
-            f"Kept {pluralize(len(kept), 'edited file')}: {names}. "
-            "To get the new version, move it away and export again.\n"
+            f"Kept {differ}, edited or of another version: {names}. To get the new version, move "
+            f"{'it' if len(kept) == 1 else 'them'} away and export again.\n"
         )
     # Otherwise missing and broken links would be noticed only when an alert fires.
     if options.runbook is None:

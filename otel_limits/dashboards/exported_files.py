@@ -1,4 +1,4 @@
-"""Writes the files that the package brings, also as objects of a Kubernetes cluster."""
+"""The export of dashboards and alert rules to a directory, also as objects of Kubernetes."""
 
 from __future__ import annotations
 
@@ -61,11 +61,15 @@ def directory() -> Path:
 
 
 class Exported(NamedTuple):
-    """The files of an export."""
+    """The files of an export, by their paths below its directory."""
 
     written: list[Path]
     kept: list[Path]
-    """Those that were edited since an earlier export, and differ from this one."""
+    """Those that differ, and are not as an earlier export wrote them."""
+
+
+class InvalidFileError(ValueError):
+    """A file in the directory of an export of which no object of Kubernetes can be made."""
 
 
 def export(target: Path, runbook: str | None = None, grafana: str | None = None) -> Exported:
@@ -75,17 +79,22 @@ def export(target: Path, runbook: str | None = None, grafana: str | None = None)
         target: A directory, created if missing; files as an earlier export wrote them are replaced.
         runbook: Address of the runbook, which every alert then links to.
         grafana: Address of the Grafana whose panels every alert then links to.
+
+    Raises:
+        InvalidFileError: An edited file, or another dashboard, is invalid.
     """
     files = _Files(target)
     source = directory()
-    # File by file: a directory of the user keeps what else is in it.
-    for name in BROUGHT:
-        for path in _files_below(source / name):
-            files.write(path.relative_to(source), _content(path, source, runbook, grafana))
-    # From the files that are there: an edited threshold is also that of Kubernetes.
-    for name, text in _objects(target).items():
-        files.write(Path("kubernetes", name), text.encode())
-    files.save_digests()
+    try:
+        # File by file: a directory of the user keeps what else is in it.
+        for name in BROUGHT:
+            for path in _files_below(source / name):
+                files.write(path.relative_to(source), _content(path, source, runbook, grafana))
+        # From the files that are there: an edited threshold is also that of Kubernetes.
+        for name, text in _objects(target).items():
+            files.write(Path("kubernetes", name), text.encode())
+    finally:
+        files.save_digests()
     return files.exported
 
 
@@ -106,32 +115,39 @@ def _content(path: Path, source: Path, runbook: str | None, grafana: str | None)
 
 
 class _Files:
-    """Files of an export. By their digests, the next one finds those that were edited."""
+    """Files of an export. By their digests, the next one finds those that it may replace."""
 
     def __init__(self, target: Path) -> None:
         self.exported = Exported([], [])
         self._target = target
         self._digests: dict[str, str] = {}
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            lines = (target / DIGESTS).read_text(encoding="utf-8").splitlines()
-            self._digests = {line[66:]: line[:64] for line in lines}
+            for line in (target / DIGESTS).read_text(encoding="utf-8").splitlines():
+                digest, _, name = line.partition("  ")
+                self._digests[name] = digest
 
     def write(self, path: Path, content: bytes) -> None:
         """Write a file, unless it was edited."""
         name, copy = path.as_posix(), self._target / path
         copy.parent.mkdir(parents=True, exist_ok=True)
         there = copy.read_bytes() if copy.exists() else content
-        if there != content and _digest(there) != self._digests.get(name):
+        # Git for Windows changes the ends of lines: the second form is the one that was exported.
+        forms = (there, there.replace(b"\r\n", b"\n"))
+        if content not in forms and self._digests.get(name) not in map(_digest, forms):
             self.exported.kept.append(path)
             return
-        copy.write_bytes(content)
-        self._digests[name] = _digest(content)
-        self.exported.written.append(copy)
+        try:
+            copy.write_bytes(content)
+        finally:
+            if copy.exists():  # also half of it, as a full disk leaves it
+                self._digests[name] = _digest(copy.read_bytes())
+        self.exported.written.append(path)
 
     def save_digests(self) -> None:
         """Write the digests, which `sha256sum -c` reads."""
         lines = (f"{digest}  {name}\n" for name, digest in sorted(self._digests.items()))
-        (self._target / DIGESTS).write_text("".join(lines), encoding="utf-8")
+        if self._digests:  # otherwise an error left nothing, maybe not even the directory
+            (self._target / DIGESTS).write_text("".join(lines), encoding="utf-8")
 
 
 def _digest(content: bytes) -> str:
@@ -192,11 +208,29 @@ def _objects(directory: Path) -> dict[str, str]:
 
 
 def _rule(name: str, path: Path) -> str:
-    return RULE.format(name=name, spec=indent(path.read_text(encoding="utf-8"), "  "))
+    return RULE.format(name=name, spec=indent(_text(path), "  "))
 
 
 def _dashboard(path: Path) -> str:
     # On one line, without what only people need: a ConfigMap has room for 1 MiB.
-    board = json.loads(path.read_text(encoding="utf-8"))
+    text = _text(path)
+    try:
+        board = json.loads(text)
+    except ValueError as error:
+        raise _invalid(path, f"valid JSON ({error})") from error
     content = json.dumps(board, separators=(",", ":"), ensure_ascii=False)
     return DASHBOARD.format(name=path.stem, content=content)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise _invalid(path, "UTF-8") from error
+
+
+def _invalid(path: Path, form: str) -> InvalidFileError:
+    return InvalidFileError(
+        f"{path} is not {form}, so no object of Kubernetes can be made from it. Correct it, or "
+        "move it away, and export again."
+    )

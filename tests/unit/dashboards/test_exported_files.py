@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from functools import cache
@@ -266,12 +267,100 @@ def test_export_replaces_no_edited_file(tmp_path: Path, capsys: pytest.CaptureFi
     for _ in range(2):
         assert main(["dashboards", "export", str(tmp_path)]) == 0
         assert (
-            "Kept 1 edited file: prometheus/thresholds.yaml. "
+            "Kept 1 file that differs, edited or of another version: prometheus/thresholds.yaml. "
             "To get the new version, move it away and export again."
         ) in capsys.readouterr().out
         assert edited.read_text(encoding="utf-8").endswith("# mine\n")
     assert runbook not in (tmp_path / exported_files.YAML[0]).read_text(encoding="utf-8")
     assert "# mine" in (tmp_path / "kubernetes/prometheusrules.yaml").read_text(encoding="utf-8")
+
+
+RUNBOOK = ("--runbook", "https://wiki.example/otel-limits")
+BOARD = "grafana/dashboards/health.json"
+
+
+def export(directory: Path, *words: str, status: int = 0) -> None:
+    """Export to a directory."""
+    assert main(["dashboards", "export", str(directory), *words]) == status
+
+
+def test_export_keeps_files_of_unknown_origin(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the digests, e.g. of a checkout that ignores them, an older file may be edited."""
+    export(tmp_path, *RUNBOOK)
+    (tmp_path / exported_files.DIGESTS).unlink()
+    export(tmp_path)
+    managed = sorted(exported_files.YAML)
+    assert (
+        f"Kept 2 files that differ, edited or of another version: {', '.join(managed)}. "
+        "To get the new version, move them away and export again."
+    ) in capsys.readouterr().out
+
+
+def test_export_replaces_files_with_line_ends_of_windows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A checkout has them, and nobody edited its files."""
+    export(tmp_path, *RUNBOOK)
+    for path in tmp_path.rglob("*.*ml"):
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    export(tmp_path)
+    assert "Kept" not in capsys.readouterr().out
+    assert b"\r" not in (tmp_path / "compose.yaml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        (BOARD, b"{,}", "is not valid JSON (Expecting property name enclosed in double quotes: "),
+        (BOARD, b"\xff", "is not UTF-8"),
+        ("grafana/dashboards/mine.json", b"", "is not valid JSON (Expecting value: "),
+        ("prometheus/thresholds.yaml", b"\xff", "is not UTF-8"),
+    ],
+)
+def test_export_refuses_an_invalid_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: bytes, why: str
+) -> None:
+    """By its name, as no object of Kubernetes can be made from it."""
+    export(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    export(tmp_path, status=2)
+    refusal = capsys.readouterr().err
+    assert refusal.startswith(f"otel-limits: {tmp_path / name} {why}")
+    assert refusal.endswith(" Correct it, or move it away, and export again.\n")
+
+
+def test_export_knows_its_files_after_a_refusal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files that it replaced before are not taken for edited ones."""
+    export(tmp_path)
+    (tmp_path / BOARD).write_bytes(b"{")
+    export(tmp_path, *RUNBOOK, status=2)
+    (tmp_path / BOARD).unlink()
+    export(tmp_path)
+    assert "Kept" not in capsys.readouterr().out
+
+
+def test_export_knows_its_files_after_a_full_disk(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the one of which half was written."""
+    write_bytes = Path.write_bytes
+
+    def fill_the_disk(path: Path, content: bytes) -> int:
+        if path.name != "compose.yaml":
+            return write_bytes(path, content)
+        write_bytes(path, content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", fill_the_disk)
+        export(tmp_path, *RUNBOOK, status=2)
+    assert "No space left on device" in capsys.readouterr().err
+    export(tmp_path)
+    assert "Kept" not in capsys.readouterr().out
 
 
 def test_links_of_exported_readme_exist(tmp_path: Path) -> None:
