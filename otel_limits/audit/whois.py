@@ -183,7 +183,7 @@ def add_halts(
         if asked.is_hash and is_about(sentence, asked.text):
             keys.setdefault((quota, asked.text), Found())
         for (of, key), found in keys.items():
-            if of == quota and HASHED.search(key) and is_about(sentence, key):
+            if of == quota and is_about(sentence, key):
                 found.add(at_us)
 
 

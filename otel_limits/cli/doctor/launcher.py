@@ -152,8 +152,8 @@ class Launcher:
         script = self.program[0] if self.program else ""
         is_script = script.endswith(".py") if self.replaced else not script.startswith("-")
         moves = any(word.partition("=")[0] in MOVES for word in self.words)
-        is_known = Path(script).exists() or (moves and not Path(script).is_absolute())
-        return redact_url(script) if is_script and not is_known else ""
+        is_elsewhere = "://" in script or (moves and not Path(script).is_absolute())
+        return "" if not is_script or is_elsewhere or Path(script).exists() else script
 
     def under_run(self) -> Launcher:
         """Return this launcher, started by `otel-limits run`."""

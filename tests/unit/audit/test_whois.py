@@ -12,6 +12,7 @@ from opentelemetry import baggage, context
 from otel_limits import disable, enable
 from otel_limits.cli import main
 from otel_limits.core.events import QuotaGrant
+from otel_limits.core.limits import Breach
 from otel_limits.observers.ledger import LedgerObserver
 from otel_limits.quotas.keys import Template
 from otel_limits.runs.conversations import conversation_hash, keyed_identity
@@ -253,6 +254,15 @@ def test_a_hash_is_not_that_of_a_key_that_contains_it(
     assert rows_of(asked(capsys, hashed("joe"))) == {("value of a key", None, hashed("joe"), 1)}
     whole = f"{hashed('joe')}/tester"
     assert ("key of a quota", "users", whole, 1) in rows_of(asked(capsys, whole))
+
+
+def test_word_of_a_halt_is_no_key(ledger: LedgerFile, capsys: pytest.CaptureFixture[str]) -> None:
+    """A sentence names the key "for #182838919694" before "no price for model 'm'"."""
+    note = f"quota 'users' for {hashed('joe')} is in USD, and no price for model 'm' is known"
+    breach = Breach("users", 1, 0, "quota_exceeded", "USD", note=note)
+    write(ledger.address, Entry(breach=breach, reason="quota_exceeded", action="halted"))
+    assert ("key of a quota", "users", hashed("joe"), 1) in rows_of(asked(capsys, hashed("joe")))
+    assert rows_of(asked(capsys, "model")) == {("value of a key", None, hashed("model"), 0)}
 
 
 def test_a_conversation_is_found_by_its_name_and_by_its_hash(

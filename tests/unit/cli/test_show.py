@@ -139,13 +139,37 @@ def test_stops_on_a_narrow_terminal_shows_costs_and_zero_token_calls(
         ),
         Entry(agent="research-assistant", calls=calls, reason="max_turns", action="halted"),
     )
+    heads, hidden = shown.split("; ")
+    found, note = stops_at(width, monkeypatch, capsys)
+    assert found == heads.split()
+    assert hidden_in(note) == hidden
+    assert ("For a zero-token call" in note) == ("Zero" in heads)
+
+
+def test_last_of_equally_wide_columns_is_hidden_first(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns are in the order of their importance; two of these are nine characters wide."""
+    calls = [Call(estimated=True, kind="estimated"), Call(input=0, output=0, kind="zero_token")]
+    write(ledger.address, Entry(calls=calls, reason="max_turns", action="halted"))
+    found, note = stops_at(76, monkeypatch, capsys)
+    assert "Synthetic" in found
+    assert hidden_in(note) == "Estimated calls"
+
+
+def stops_at(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[list[str], str]:
+    """Return the first line of the headings after the action, and the note of the table."""
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", str(width))
-    heads, hidden = shown.split("; ")
     capsys.readouterr()
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert main(["audit", "stops"]) == 0
     table, _, note = capsys.readouterr().out.partition("Refused tool calls")[0].partition("total")
-    assert table.partition("─")[0].partition("Action")[2].splitlines()[0].split() == heads.split()
-    assert note.partition("Hidden: ")[2].partition(" (--wide")[0] == hidden
-    assert ("For a zero-token call" in note) == ("Zero" in heads)
+    return table.partition("─")[0].partition("Action")[2].splitlines()[0].split(), note
+
+
+def hidden_in(note: str) -> str:
+    """Return the names of hidden columns."""
+    return note.partition("Hidden: ")[2].partition(" (--wide")[0]

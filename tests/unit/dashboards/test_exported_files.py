@@ -301,7 +301,7 @@ def test_export_keeps_files_of_unknown_origin(
 def test_export_replaces_files_with_line_ends_of_windows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A checkout has them, and nobody edited its files."""
+    """A checkout has them, which is no edit."""
     export(tmp_path, *RUNBOOK)
     for path in tmp_path.rglob("*.*ml"):
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -331,7 +331,7 @@ def test_export_refuses_an_invalid_file(
     assert refusal.endswith(" Correct it, or move it away, and export again.\n")
 
 
-def test_export_knows_its_files_after_a_refusal(
+def test_export_replaces_its_files_after_a_refusal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files that it replaced before are not taken for edited ones."""
@@ -343,10 +343,10 @@ def test_export_knows_its_files_after_a_refusal(
     assert "Kept" not in capsys.readouterr().out
 
 
-def test_export_knows_its_files_after_a_full_disk(
+def test_export_replaces_its_files_after_a_full_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also the one of which half was written."""
+    """Including the file that was half written."""
     write_bytes = Path.write_bytes
 
     def fill_the_disk(path: Path, content: bytes) -> int:
