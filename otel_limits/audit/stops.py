@@ -10,7 +10,6 @@ from otel_limits.audit import parsing
 from otel_limits.audit.answer import UNFINISHED, Answer, Column, Table
 from otel_limits.audit.charts import overview
 from otel_limits.audit.question import AuditQuery, Option, Question
-from otel_limits.core.events import SYNTHETIC
 from otel_limits.ledger.rows import known_cost
 
 
@@ -140,7 +139,7 @@ def stops_table(stops: Iterable[Any], odd_calls: Iterable[Any]) -> Table:
         ended.tokens += int(row.tokens or 0)
         ended.pico += int(row.price_pico or 0)
         ended.unpriced += int(row.unpriced_calls or 0)
-        ended.synthetic += row.invocations if row.action in SYNTHETIC else 0
+        ended.synthetic += row.synthetic
     for row in odd_calls:
         ended = groups.setdefault(_key(row), Ended())
         if row.state == "zero":

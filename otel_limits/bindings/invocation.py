@@ -347,7 +347,8 @@ class InvocationInProgress(Admission):
         # The model may have given its last answer, and the agent has called it again.
         is_ours, text = self.last_answer is None, self.last_answer or self.text_of(verdict)
         result = suppress_errors("binding")(self.result_of_halt)(text)
-        self.halt(verdict, can_show=result is not None)
+        is_written = result is not None
+        self.halt(verdict, can_show=is_written, is_written=is_written)
         if result is not None:
             result = self._marked(result, verdict, synthetic=is_ours) or result
         if self.run.raised or result is None:
@@ -533,12 +534,13 @@ class InvocationInProgress(Admission):
         return self.run.check_limits()
 
     @suppress_errors("binding")
-    def halt(self, verdict: Verdict, *, can_show: bool = True) -> str:
+    def halt(self, verdict: Verdict, *, can_show: bool = True, is_written: bool = False) -> str:
         """Publish a halt, once, and return its text for the end user.
 
         Args:
             verdict: Its reason.
             can_show: The framework's result can be that text; else an exception must be raised.
+            is_written: The text is in the conversation, also if an exception is raised.
         """
         run = self.run
         if not self.is_halted:
@@ -546,8 +548,9 @@ class InvocationInProgress(Admission):
             self.is_halted, self.verdict, self.wrapping = True, verdict, None
             run.halt(verdict, "raised" if is_raised else "halted")
             run.raised = is_raised or not can_show
+            run.synthetic = is_written or not run.raised
             run.note_halt(run.sentence, verdict)
-            write_halt(self.span, verdict, run, synthetic=not run.raised)
+            write_halt(self.span, verdict, run)
         return self.text_of(verdict)
 
     def finish_after(self, failure: Exception | None) -> None:

@@ -765,7 +765,7 @@ class ModelCallInProgress(ABC):
             invocation.is_halted, invocation.last_answer = True, text
             self.run.halt(verdict, "wrapped_up")
             self.end_with_last(answer, text)
-            write_halt(invocation.span, verdict, self.run, synthetic=False)
+            write_halt(invocation.span, verdict, self.run)
 
     def end_of_stream(self, error: BaseException) -> BaseException:
         """Return how a stream has ended for the model: its reader has left it, or it failed."""

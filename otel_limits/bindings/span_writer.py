@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @suppress_errors("span")
-def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic: bool) -> None:
+def write_halt(span: trace.Span | None, verdict: Verdict, run: Run) -> None:
     """Write the halt to the live agent span: attributes are frozen once it ends."""
     if span is None or not span.is_recording():
         return
@@ -30,7 +30,7 @@ def write_halt(span: trace.Span | None, verdict: Verdict, run: Run, *, synthetic
         semconv.STOP_REASON: verdict.reason,
         semconv.STOP_ACTION: run.action,
         semconv.STOP_MESSAGE: run.sentence,
-        semconv.MESSAGE_SYNTHETIC: synthetic,
+        semconv.MESSAGE_SYNTHETIC: run.synthetic,
         **limit_of(verdict),
     }
     # As attributes and as an event: backends filter spans by attributes and show events on a

@@ -24,9 +24,6 @@ HALTED: Final = ("halted", "raised", "wrapped_up")
 """Actions that ended an invocation at a limit."""
 CUT_SHORT: Final = (*HALTED, "killed")
 """Those, and kills: the invocation would have continued."""
-SYNTHETIC: Final = ("halted", "raised", "killed")
-"""Those that leave a synthetic message; `wrapped_up` leaves the model's final answer."""
-
 CallKind = Literal["measured", "zero_token", "estimated", "unmeasured", "failed"]
 """How much is known about a model call. Both of an estimated and an unmeasured one, the provider
 reported no usage; the latter counts no estimate. A halt is not a call and has no kind."""
@@ -336,6 +333,9 @@ class Stop:
     """Model calls with tokens but without a known price."""
     raised: bool = False
     """True if the halt or the kill was raised as an exception."""
+    synthetic: bool = False
+    """True if the halt or the kill added a message that no model wrote, to the result or to the
+    conversation. In some frameworks, it does so before it raises an exception."""
     invocation: Invocation | None = field(default=None, compare=False)
     """Its position in the budget tree; not kept in the conversation."""
     levels: tuple[Level, ...] = field(default=(), compare=False)

@@ -356,6 +356,7 @@ def stop_event(plan: Plan, invocation: Invocation, done: RunState) -> Stop:
         seconds=done.at - plan.at,
         tool_calls=done.tool_calls,
         cost=sum(costs, Decimal(0)),
+        synthetic=incident is not None and incident.action in ("halted", "killed"),
         invocation=invocation,
     )
 

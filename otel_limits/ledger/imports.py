@@ -400,6 +400,7 @@ def _invocation_row(span: Span, around: Sequence[Span]) -> Row:
         # Spans have no unit, and this version may not know the limit.
         "breach_unit": None if kind is None else kind.unit,
         "halt": _text(found.get(semconv.STOP_MESSAGE)),
+        "synthetic": found.get(semconv.MESSAGE_SYNTHETIC) is True,
     }
 
 

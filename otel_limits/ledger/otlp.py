@@ -232,6 +232,7 @@ KEPT: Final = frozenset(
         semconv.STOP_REASON,
         semconv.STOP_ACTION,
         semconv.STOP_MESSAGE,
+        semconv.MESSAGE_SYNTHETIC,
         semconv.LIMIT_NAME,
         semconv.LIMIT_VALUE,
         semconv.LIMIT_CONSUMED,

@@ -170,6 +170,7 @@ def _ending(stop: Stop | None) -> Row:
         "price_pico": picodollars(stop.cost),
         "unpriced_calls": stop.unpriced_calls,
         "repeated_failures": stop.repeated_failures,
+        "synthetic": stop.synthetic,
     }
 
 
@@ -190,7 +191,7 @@ ENDING: Final = (
     "ended_us", "reason", "action", *BREACH, "halt",
     "turns", "cycles", "tool_calls", "model_calls",
     "input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens",
-    "price_pico", "unpriced_calls", "repeated_failures",
+    "price_pico", "unpriced_calls", "repeated_failures", "synthetic",
 )  # fmt: skip
 """Columns that are set when an invocation ends."""
 

@@ -77,6 +77,8 @@ INVOCATION_TABLE: Final = sa.Table(
     sa.Column("unpriced_calls", BIG),
     sa.Column("halt", TEXT),
     sa.Column("repeated_failures", BIG),
+    # Whether the halt added a message.
+    sa.Column("synthetic", sa.Boolean),
 )
 
 MODEL_CALL_TABLE: Final = sa.Table(

@@ -108,7 +108,6 @@ class CountingObserver(SeriesKeeper):
             events.ModelCall: self._model_call,
             events.ToolCall: self._tool_call,
             events.LimitWarning: self._warned,
-            events.Halt: self._halt,
             events.Stop: self._stop,
             events.TaskLost: self._task_lost,
             events.InternalError: self._fault,
@@ -177,7 +176,7 @@ class CountingObserver(SeriesKeeper):
             self.series(table.STOPS, agent, reason, "none")
         for reason, action in possible_halts(event):
             self.series(table.STOPS, agent, reason, action)
-            if action in events.SYNTHETIC:
+            if action != "wrapped_up":  # whose last message is the model's
                 self.series(table.SYNTHETIC_MESSAGES, agent, reason)
         action = "observed" if event.action == "observed" else "refused"
         for name in event.limits.max_calls_per_tool or ():
@@ -247,14 +246,6 @@ class CountingObserver(SeriesKeeper):
         warnings = self.series(table.WARNINGS, agent, limit, f"{event.threshold:g}")
         warnings(1, _exemplar(event.invocation))
 
-    def _halt(self, event: events.Halt) -> None:
-        if event.action in events.SYNTHETIC:
-            agent = self._labels.agent(event.invocation.agent)
-            messages = self.series(
-                table.SYNTHETIC_MESSAGES, agent, self._labels.reason(event.reason)
-            )
-            messages(1, _exemplar(event.invocation))
-
     def _stop(self, event: events.Stop) -> None:
         agent = self._labels.agent(event.agent)
         exemplar = None
@@ -266,6 +257,8 @@ class CountingObserver(SeriesKeeper):
         # result.
         reason = self._labels.reason(event.breach.reason if event.breach else event.reason)
         self.series(table.STOPS, agent, reason, event.action)(1, exemplar)
+        if event.synthetic:
+            self.series(table.SYNTHETIC_MESSAGES, agent, reason)(1, exemplar)
         for spec, value in (
             (table.INVOCATION_TURNS, event.turns),
             (table.INVOCATION_TOKENS, event.usage.total),

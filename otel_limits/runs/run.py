@@ -68,6 +68,8 @@ class Run(Account):
     """The halt sentence of `verdict`."""
     raised = False
     """True if the halt is raised as an exception."""
+    synthetic = False
+    """True if the halt has added a message that no model wrote."""
     outcome_frozen = False
     """True when its outcome is final, although the framework has not returned yet."""
     state: Any = None
@@ -135,6 +137,7 @@ class Run(Account):
         if self.action != "observed":
             self.action, self.verdict, self.sentence = "none", None, ""
             self.raised = False
+            self.synthetic = False
 
     def reset_iterations(self) -> None:
         """Restart iterations: a leg began, or the context overflowed and was reduced."""
@@ -444,6 +447,7 @@ class Run(Account):
             cost=part.cost,
             unpriced_calls=part.unpriced_calls,
             raised=self.raised,
+            synthetic=self.synthetic,
             invocation=self.invocation,
             task=self.task.usage,
             repeated_failures=self.repeated_failures,

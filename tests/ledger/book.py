@@ -227,6 +227,7 @@ def stop_of(invocation: Invocation, entry: Entry) -> Stop:
         tool_calls=len(entry.tools) + sum(len(call.tools) for call in entry.calls),
         cost=sum((call.cost or NO_COST for call in entry.calls), NO_COST),
         unpriced_calls=sum(call.price is None and call.usage.total > 0 for call in entry.calls),
+        synthetic=entry.action in ("halted", "killed"),
         invocation=invocation,
     )
 

@@ -385,7 +385,8 @@ class GraphCall:
         if invocation.lacks_form and self._ends_with_answer:
             self._halt_late(verdict)
             return
-        text = invocation.halt(verdict, can_show=self.stream.can_carry) or ""
+        is_stored = self.thread is not None and self.stream.has_conversation
+        text = invocation.halt(verdict, can_show=self.stream.can_carry, is_written=is_stored) or ""
         message = AIMessage(text, id=str(uuid.uuid4()), name=self._name_of_answers)
         mark(message, run.stop(verdict.reason), synthetic=True)
         if self.stream.has_conversation:

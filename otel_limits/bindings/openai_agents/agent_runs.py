@@ -52,8 +52,6 @@ class AgentInvocation(InvocationInProgress):
     """The first of these items; an application may send only the last ones."""
     answered_tokens: int = field(default=0, kw_only=True)
     """Tokens of these items, as the vendor reported them, or as they were estimated."""
-    is_synthetic: bool = field(default=False, kw_only=True)
-    """True if the final output is our text."""
 
     @property
     def enders(self) -> tuple[AgentInvocation, ...]:
@@ -201,7 +199,6 @@ class AgentRun:
         if result is self.result:  # its reader no longer gets an exception
             verdict = replace(verdict, action="halt")
         result.final_output = invocation.halt(verdict)
-        invocation.is_synthetic = not invocation.run.raised
         return True
 
     @suppress_errors("binding")
@@ -212,7 +209,7 @@ class AgentRun:
         for invocation in self._paths.values():
             if invocation.is_halted and invocation.run.verdict is not None:
                 stop = invocation.run.stop(invocation.run.verdict.reason)
-                mark(result, stop, synthetic=invocation.is_synthetic)
+                mark(result, stop, synthetic=stop.synthetic)
 
     @suppress_errors("binding")
     def end_with(self, reason: str) -> None:

@@ -283,10 +283,9 @@ class ModelRequest(ModelCallInProgress):
         if self.outer is not None:  # which may recover, and otherwise halts
             invocation.verdict = verdict
             return None
-        was_halted, agent_run = invocation.is_halted, invocation.agent_run
-        text = invocation.halt(verdict, can_show=not self._is_typed)
-        invocation.is_synthetic = (
-            invocation.is_synthetic if was_halted else not invocation.run.raised
+        text, agent_run = (
+            invocation.halt(verdict, can_show=not self._is_typed),
+            invocation.agent_run,
         )
         if agent_run.result is not None:  # before the reader of the stream sees its end
             agent_run.write_marks(agent_run.result)

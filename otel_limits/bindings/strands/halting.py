@@ -67,10 +67,10 @@ def apply_halt(
     invocation.run.halt(verdict, action)
     invocation.run.note_halt(invocation.run.sentence, verdict)
     invocation.leg.message = message
+    invocation.run.synthetic = is_ours(message, invocation, verdict)
     stop = invocation.run.stop(verdict.reason)
-    synthetic = is_ours(message, invocation, verdict)
-    mark(cast("Any", message), stop, synthetic=synthetic)
-    write_halt(agent.trace_span, verdict, invocation.run, synthetic=synthetic)
+    mark(cast("Any", message), stop, synthetic=stop.synthetic)
+    write_halt(agent.trace_span, verdict, invocation.run)
 
 
 @suppress_errors("binding")

@@ -389,7 +389,7 @@ class RealtimeInvocation(InvocationInProgress):
         if verdict is not None:
             run.halt(verdict, "raised" if run.policy.action == "raise" else "halted")
             run.reason = verdict.reason
-            write_halt(self.span, verdict, run, synthetic=False)
+            write_halt(self.span, verdict, run)
         elif self.has_failed:
             run.reason = "error"
         else:

@@ -153,6 +153,7 @@ STOP = Stop(
     agent="research",
     invocation_id="i1",
     seconds=2.0,
+    synthetic=True,
     levels=(Level("max_turns", 4, 1), Level("max_token_budget", 100, 120)),
 )
 QUOTA_USE = QuotaUse(
