@@ -70,14 +70,19 @@ class BilledCall:
 
 def write_bills(
     folder: Path, calls: Iterable[ModelCall], prices: Mapping[str, Price], today: date
-) -> list[Path]:
-    """Write the bills of the seven days before `today`; files that exist are left as they are.
+) -> tuple[list[Path], list[Path]]:
+    """Write the bills of the seven days before `today`, except over files that exist.
+
+    A user's own exports have the same names if they were requested as on the page about bills.
 
     Args:
         folder: Where to write them.
         calls: The calls of the ledger.
         prices: The price of each model.
         today: The day after the last one of the ledger.
+
+    Returns:
+        The files that were written, and those that existed.
 
     Raises:
         OSError: A file cannot be written.
@@ -97,10 +102,11 @@ def write_bills(
         "anthropic-costs.json": _page_of_anthropic(days, anthropic, _anthropic_costs),
         "litellm.csv": _litellm_log(proxied),
     }
-    for name, text in texts.items():
-        if not (path := folder / name).exists():
-            path.write_text(text, encoding="utf-8")
-    return [folder / name for name in texts]
+    existing = [path for name in texts if (path := folder / name).exists()]
+    written = [path for name in texts if (path := folder / name) not in existing]
+    for path in written:
+        path.write_text(texts[path.name], encoding="utf-8")
+    return written, existing
 
 
 def _billed(call: ModelCall, price: Price) -> BilledCall:
@@ -111,7 +117,7 @@ def _billed(call: ModelCall, price: Price) -> BilledCall:
         model=call.model,
         price=price,
         usage=replace(call.usage, input=call.usage.input + more),
-        id=f"{call.span_id}",
+        id=str(call.span_id),
         started=ended - timedelta(seconds=call.seconds or 0),
         ended=ended,
     )

@@ -568,7 +568,7 @@ def record(directory: str) -> int:
         policy_path = write_policy(path.parent)
         calls = (event for event in history(today) if isinstance(event, ModelCall))
         prices = {name: model.price for name, model in MODELS.items()}
-        bills = write_bills(path.parent, calls, prices, today)
+        bills, existing = write_bills(path.parent, calls, prices, today)
     except OSError as error:
         return _refuse(f"Cannot write {path}: {error.strerror or error}.")
     sys.stdout.write(
@@ -576,7 +576,7 @@ def record(directory: str) -> int:
         # Each invocation has a row for its start and one for its end.
         f"{counts[rows.INVOCATIONS] // 2} invocations, {counts[rows.MODEL_CALLS]:,} model calls, "
         f"{counts[rows.TOOL_CALLS]:,} tool calls. The data is simulated; the prices are real.\n"
-        f"Vendors' bills of its last week: {', '.join(bill.name for bill in bills)}.\n\n"
+        f"{_about_bills(bills, existing)}\n"
         f"export OTEL_LIMITS_LEDGER={path}\n"
         f"export OTEL_LIMITS_POLICY={policy_path}\n"
     )
@@ -584,6 +584,18 @@ def record(directory: str) -> int:
     for question, meaning in QUESTIONS:
         sys.stdout.write(f"otel-limits audit {question:<{width}}   # {meaning}\n")
     return 0
+
+
+def _about_bills(written: Sequence[Path], existing: Sequence[Path]) -> str:
+    sentences = {
+        "Vendors' bills of its last week: {}.\n": written,
+        "Not replaced, as they already exist: {}.\n": existing,
+    }
+    return "".join(
+        sentence.format(", ".join(bill.name for bill in bills))
+        for sentence, bills in sentences.items()
+        if bills
+    )
 
 
 def _refuse(sentence: str) -> int:

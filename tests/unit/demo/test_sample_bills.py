@@ -41,8 +41,14 @@ def test_differences_are_those_of_the_page(
     assert len(answer["bill_owners"]) == 1
 
 
-def test_bills_of_a_user_are_not_overwritten(tmp_path: Path) -> None:
-    """They may be real ones."""
-    (tmp_path / BILLS[0]).write_text("{}")
+def test_bills_of_a_user_are_not_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They may be real ones, or of an older sample: the ledger differs from both."""
+    for name in BILLS[1:3]:
+        (tmp_path / name).write_text("{}")
     assert main(["demo", "--record", str(tmp_path)]) == 0
-    assert (tmp_path / BILLS[0]).read_text() == "{}"
+    assert [(tmp_path / name).read_text() for name in BILLS[1:3]] == ["{}", "{}"]
+    out = capsys.readouterr().out
+    assert f"bills of its last week: {BILLS[0]}, {', '.join(BILLS[3:])}.\n" in out
+    assert f"Not replaced, as they already exist: {', '.join(BILLS[1:3])}.\n\nexport" in out
