@@ -1,4 +1,4 @@
-"""Whether the numbers of an answer are complete, and which tokens are not counted."""
+"""The line about completeness below an answer, and the table of tokens that are not counted."""
 
 from __future__ import annotations
 

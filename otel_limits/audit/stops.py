@@ -46,7 +46,8 @@ COLUMNS: Final = (
         is_detail=True,
         note="A synthetic halt added a message that no model wrote.",
     ),
-    # A key, also if 0: whether a halt was a call without tokens is why readers come.
+    # `is_key` keeps it if each row has 0: that no call had zero tokens is an answer, too, to readers
+    # who want to distinguish such calls from synthetic halts.
     Column(
         "zero_token_calls",
         "Zero-token calls",
