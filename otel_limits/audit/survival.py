@@ -89,4 +89,7 @@ def interval(share: float, size: float) -> tuple[float, float]:
     middle = share + Z * Z / (2 * size)
     half = Z * math.sqrt(share * (1 - share) / size + (Z / (2 * size)) ** 2)
     whole = 1 + Z * Z / size
-    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
+    # Of none or all, an end is exact, which floating point would miss by a trillionth or less.
+    low = (middle - half) / whole if share > 0 else 0.0
+    high = (middle + half) / whole if share < 1 else 1.0
+    return max(0.0, low), min(1.0, high)

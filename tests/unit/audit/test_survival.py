@@ -156,6 +156,12 @@ def test_wilsons_interval() -> None:
     assert [round(each, 4) for each in interval(0.1, 100)] == [0.0552, 0.1744]
 
 
+@pytest.mark.parametrize("size", [1, 5, 20, 73, 399])
+def test_interval_of_none_or_all_reaches_the_end(size: int) -> None:
+    """Without the noise of floating point, which CSV would show as 3e-18."""
+    assert (interval(0.0, size)[0], interval(1.0, size)[1]) == (0.0, 1.0)
+
+
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=60),
     st.lists(st.integers(1, 30), max_size=20),
