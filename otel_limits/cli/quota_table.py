@@ -47,6 +47,7 @@ HASHES: Final = (
     "match. Give the whole key, e.g. --key acme, or a pattern for its hash."
 )
 BLOCKED: Final = Column("blocked", "Block reason", is_key=True)
+CHANGED: Final = Column("changed", "Limit changed by")
 
 
 def table_of(uses: Uses, width: int | None = None) -> Text:
@@ -74,6 +75,10 @@ def _quotas(uses: Uses, width: int | None) -> Text:
     if any(row.blocked for row in uses.rows):
         columns = (*COLUMNS, BLOCKED)
         rows = [[*cells, row.blocked or ""] for cells, row in zip(rows, uses.rows, strict=True)]
+    if any(row.has_changed_limit for row in uses.rows):
+        columns = (*columns, CHANGED)
+        by = ["operator" if row.has_changed_limit else "" for row in uses.rows]
+        rows = [[*cells, each] for cells, each in zip(rows, by, strict=True)]
     shown = _rendered(columns, rows, [style for _, style in states], width)
     if uses.omitted:
         shown.append(f"\n{pluralize(uses.omitted, 'more key', 'more keys')} not shown (--top).")

@@ -39,6 +39,7 @@ from otel_limits.quotas.store import (
     Grant,
     KeepsConversations,
     NotesExpired,
+    Publishes,
     Reset,
     SendsKills,
     SetLimit,
@@ -65,24 +66,24 @@ if TYPE_CHECKING:
 # --- the quota store and the quotas of a fleet ----------------------------------------------------
 
 NO_ANSWER: Final = 1
+"""Exit status if the store is unavailable, or if no process received a kill."""
 TIMEOUT_SECONDS: Final = 2.0
 SET_A_STORE: Final = "Set OTEL_LIMITS_QUOTA_STORE, e.g. redis://localhost:6379/0."
 IN_MEMORY: Final = f"Quotas are kept in process memory and cannot be read from here. {SET_A_STORE}"
 
 
-def exit_status(command: Callable[[Namespace], None]) -> Callable[[Namespace], int]:
+def exit_status(command: Callable[[Namespace], int | None]) -> Callable[[Namespace], int]:
     """Make a command print user errors (`ValueError`) and return its exit status."""
 
     def call(options: Namespace) -> int:
         try:
-            command(options)
+            return command(options) or 0
         except ConfigurationError as error:
             return refuse(error.mistakes)
         except ValueError as error:
             return refuse([str(error)])
         except StoreError as error:
             return refuse([f"quota store unavailable ({error})"], NO_ANSWER)
-        return 0
 
     return call
 
@@ -154,8 +155,8 @@ NO_WAY_TO_AGENTS: Final = (
     "Use the same value as the agents."
 )
 NO_SUBSCRIBERS: Final = (
-    "No process is subscribed to this store. Check that OTEL_LIMITS_QUOTA_STORE and "
-    "OTEL_LIMITS_QUOTA_NAMESPACE match those of the agents."
+    "No process is subscribed to this store; at most, processes that poll it receive the kill. "
+    "Check that OTEL_LIMITS_QUOTA_STORE and OTEL_LIMITS_QUOTA_NAMESPACE match those of the agents."
 )
 
 QUOTAS_HELP: Final = """\
@@ -174,6 +175,7 @@ Kill active invocations in all processes that share the quota store.
 
 Streaming responses are cut off; running tools finish. The stop reason is "killed". Later
 invocations are not affected. Needs OTEL_LIMITS_QUOTA_STORE, the same as that of the agents.
+Exit status 1 means that no process received the kill.
 
   otel-limits kill --agent 'research-*'
 """
@@ -255,13 +257,22 @@ def settle_for_killed_workers(store: SharedStore) -> int:
     return settle_expired(store, functools.partial(charges_in, ledger))
 
 
-def kill_agents(options: Namespace) -> None:
+def kill_agents(options: Namespace) -> int:
     """Kill agents in every process."""
-    sys.stdout.write(f"{kill_named(options.agent)}\n")
+    sentence, is_received = send_kill(options.agent)
+    if not is_received:
+        return refuse([sentence], NO_ANSWER)
+    sys.stdout.write(f"{sentence}\n")
+    return 0
 
 
 def kill_named(pattern: str) -> str:
-    """Kill agents whose name matches a pattern, in every process; return a confirmation.
+    """Kill agents whose name matches a pattern, in every process; return a confirmation."""
+    return send_kill(pattern)[0]
+
+
+def send_kill(pattern: str) -> tuple[str, bool]:
+    """Kill agents by a pattern of names; return a confirmation, and whether a process received it.
 
     Raises:
         ValueError: No shared store is configured, or it cannot send kills.
@@ -270,10 +281,12 @@ def kill_named(pattern: str) -> str:
     store = fleet_store(NO_WAY_TO_AGENTS)
     if isinstance(store, SendsKills):
         received = store.kill(pattern)
-        receivers = pluralize(received, "process", "processes")
-        sent = f"Sent kill for {quote_value(pattern)} to {receivers}."
+        sent = f"Sent kill for {quote_value(pattern)} to"
+        if not isinstance(store, Publishes):  # which processes poll is unknown
+            return f"{sent} each process that polls.", True
+        sent += f" {pluralize(received, 'process', 'processes')}."
         # The store answered, so most likely the namespace is another.
-        return sent if received else f"{sent} {NO_SUBSCRIBERS}"
+        return sent if received else f"{sent} {NO_SUBSCRIBERS}", received > 0
     raise ValueError("OTEL_LIMITS_QUOTA_STORE cannot send kills. Use a Redis or Valkey server.")
 
 

@@ -185,6 +185,8 @@ class KeyUse:
     """
     blocked: str | None = None
     """The reason of an operator's block, possibly empty; `None` if not blocked."""
+    has_changed_limit: bool = False
+    """Whether an operator changed the limit with `quotas set` or `quotas grant`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +271,14 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 limit=figures.limit,
                 resets=None if quota.unit == "concurrency" else resets_at(count, state, now),
                 blocked=state.block.reason if state.block else None,
+                has_changed_limit=state.limit not in _limits_of_policy(quota, count),
             )
+
+
+def _limits_of_policy(quota: Quota, count: Count) -> set[int]:
+    """Return the limits that a key has without an operator's changes: one for each plan."""
+    amounts = {quota.keys.get(count.key, quota.amount), *quota.plans.values()}
+    return amounts if count.refill is None else {count.refill.capacity(each) for each in amounts}
 
 
 def read_conversations(

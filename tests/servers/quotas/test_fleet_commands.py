@@ -213,8 +213,9 @@ def test_namespaces_on_one_server_are_independent(
     agent = make_agent(ScriptedModel(endless(says("done"))))
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_NAMESPACE", "staging")
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
-    told = run("kill", "--agent", "*")[1]
-    assert told.startswith("Sent kill for")
+    status, _, told = run("kill", "--agent", "*")
+    assert status == 1
+    assert told.startswith("otel-limits: Sent kill for")
     assert "to 0 processes" in told
     assert "OTEL_LIMITS_QUOTA_NAMESPACE" in told
     assert [agent("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]

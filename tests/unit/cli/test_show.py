@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from decimal import Decimal
 from importlib.resources import files
 from types import SimpleNamespace
@@ -81,6 +82,16 @@ def test_no_number_and_no_time_of_a_quota_is_cut(width: int) -> None:
     assert shown.count("2026-") == shown.count("2026-11-24T06:00:00Z")
     assert "Resets" in shown
     assert shown.endswith("7 more keys not shown (--top).")
+
+
+def test_limit_changed_by_an_operator_is_named() -> None:
+    """In a column that other tables do not have."""
+    uses = rows()
+    assert "Changed by" not in str(table_of(uses))
+    changed = [replace(row, has_changed_limit=row.key == "(all)") for row in uses.rows]
+    head, _, europe, nightly, *_ = str(table_of(uses._replace(rows=changed))).splitlines()
+    assert head.endswith("Limit changed by")
+    assert (europe.endswith("operator"), nightly.endswith("operator")) == (False, True)
 
 
 def test_a_file_has_all_of_a_quota() -> None:

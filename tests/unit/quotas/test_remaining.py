@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,11 +11,11 @@ from otel_limits.quotas.keys import Key, Template, digest
 from otel_limits.quotas.memory import MemoryStore
 from otel_limits.quotas.quota import Quota
 from otel_limits.quotas.remaining import find_key, read_use
-from otel_limits.quotas.store import Charge, Settle
+from otel_limits.quotas.store import Charge, Count, CountState, Settle
 from otel_limits.quotas.windows import Windows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ACME = f"#{digest('acme')[:12]}"
 
@@ -89,3 +90,48 @@ def test_typed_key_that_looks_like_another_one_is_refused() -> None:
     use(store, quota, {"agent": "a/b", "model": "c"})
     with pytest.raises(ValueError, match=r"e\.g\. key: '\{agent\}\|\{model\}'"):
         find_key(store, quota, "a/b/c")
+
+
+class FixedStore(MemoryStore):
+    """A store in which each key has a limit: of the policy, of a plan, or set by an operator."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def look(self, counts: Sequence[tuple[Count, int]]) -> list[CountState]:
+        """Return the states."""
+        return [replace(state, limit=self.limit) for state in super().look(counts)]
+
+
+USERS = Quota(
+    name="q", unit="tokens", amount=90, windows=Windows("month"), key=Template("baggage.tenant")
+)
+ACME_ID = USERS.key.key("q", {"baggage.tenant": "acme"}.get).id
+PLANNED = replace(USERS, plan="baggage.plan", plans={"pro": 500})
+
+
+@pytest.mark.parametrize(
+    ("quota", "limit", "is_changed"),
+    [
+        (USERS, 90, False),
+        (USERS, 95, True),
+        (replace(USERS, keys={ACME_ID: 500}), 500, False),
+        (replace(USERS, keys={ACME_ID: 500}), 90, True),
+        (PLANNED, 90, False),
+        (PLANNED, 500, False),
+        (PLANNED, 95, True),
+        # A token bucket holds a part of the amount.
+        (replace(USERS, pace="smooth", burst=7), 7, False),
+        (replace(USERS, pace="smooth"), 9, False),
+        (replace(USERS, pace="smooth"), 10, True),
+    ],
+)
+def test_limit_that_an_operator_changed_is_marked(
+    quota: Quota, limit: int, *, is_changed: bool
+) -> None:
+    """Otherwise a person searches the policy file for a number that is not there."""
+    store = FixedStore(limit)
+    use(store, quota, {"baggage.tenant": "acme"})
+    (row,) = read_use(store, [quota]).rows
+    assert row.has_changed_limit == is_changed

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_limits.cli import main
 from otel_limits.cli.quotas import kill_named
 from otel_limits.quotas import stores
 from otel_limits.quotas.memory import MemoryStore
@@ -182,6 +183,59 @@ def test_kill_names_a_store_that_cannot_send_it(
     monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "toy://box")
     with pytest.raises(ValueError, match="OTEL_LIMITS_QUOTA_STORE cannot send kills"):
         kill_named("research-*")
+
+
+class PolledForKills(PlainStore):
+    """A store without channels."""
+
+    def kill(self, *_: object) -> int:
+        """Send a kill."""
+        return 0
+
+    def noted_kills(self, *_: object) -> list[Kill]:
+        """Return no kill."""
+        return []
+
+
+class WithoutSubscribers(PolledForKills):
+    """It counts its subscribers."""
+
+    def subscribe(self, *_: object) -> Iterator[None]:
+        """End at once."""
+        return iter(())
+
+
+class WithSubscribers(WithoutSubscribers):
+    """Two processes have subscribed."""
+
+    def kill(self, *_: object) -> int:
+        """Send a kill."""
+        return 2
+
+
+@pytest.mark.parametrize(
+    ("store", "receivers", "status"),
+    [
+        (WithSubscribers, "2 processes.", 0),
+        (WithoutSubscribers, "0 processes. No process is subscribed", 1),
+        (PolledForKills, "each process that polls.", 0),
+    ],
+)
+def test_kill_that_no_process_received_has_exit_status_1(
+    add_store: Callable[[type[PlainStore]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    store: type[PlainStore],
+    receivers: str,
+    status: int,
+) -> None:
+    """A script must not report that the agents were stopped."""
+    add_store(store)
+    monkeypatch.setenv("OTEL_LIMITS_QUOTA_STORE", "toy://box")
+    assert main(["kill", "--agent", "research-*"]) == status
+    told = capsys.readouterr()
+    sentence = f"Sent kill for 'research-*' to {receivers}"
+    assert (sentence in told.out, sentence in told.err) == (not status, bool(status))
 
 
 def test_store_without_channels_is_polled_for_kills(
