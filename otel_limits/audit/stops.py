@@ -46,8 +46,8 @@ COLUMNS: Final = (
         is_detail=True,
         note="A synthetic halt added a message that no model wrote.",
     ),
-    # `is_key` keeps it if each row has 0: that no call had zero tokens is an answer, too, to readers
-    # who want to distinguish such calls from synthetic halts.
+    # `is_key` keeps it if each row has 0: that no call had zero tokens is an answer, too. It says
+    # whether an invocation without tokens was a synthetic halt or such a call.
     Column(
         "zero_token_calls",
         "Zero-token calls",

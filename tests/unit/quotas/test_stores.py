@@ -201,7 +201,7 @@ class WithoutSubscribers(PolledForKills):
     """It counts its subscribers."""
 
     def subscribe(self, *_: object) -> Iterator[None]:
-        """End at once."""
+        """Return no message."""
         return iter(())
 
 
