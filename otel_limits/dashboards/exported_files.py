@@ -133,7 +133,8 @@ class _Files:
         there = copy.read_bytes() if copy.exists() else content
         # Git for Windows changes the ends of lines: the second form is the one that was exported.
         forms = (there, there.replace(b"\r\n", b"\n"))
-        if content not in forms and self._digests.get(name) not in [*map(_digest, forms)]:
+        digests = {_digest(form) for form in forms}
+        if content not in forms and self._digests.get(name) not in digests:
             self.exported.kept.append(path)
             return
         try:

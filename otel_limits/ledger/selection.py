@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timezone, tzinfo
 from typing import Any, Final
@@ -46,30 +46,25 @@ class Selection:
     """Time zone of hours, days, weeks and months."""
 
     def reaches_before(self, time_us: int) -> bool:
-        """Return whether a row of the selection can be from a time before `time_us`."""
+        """Return whether a row of the selection can be from a time before `time_us`.
+
+        Excluded periods are ignored: what is left of a time before is rarely nothing.
+        """
         window = (
             -math.inf if self.since_us is None else self.since_us,
             math.inf if self.until_us is None else self.until_us,
         )
         # One of the periods of each name must contain the time of a row, as in `conditions`.
         wanted: dict[str, list[tuple[float, float]]] = {"": [window]}
-        excluded: list[tuple[float, float]] = []
         for name, value, is_excluded in self.where:
-            if name in PERIODS:
-                period = span(name, value, self.zone)
-                (excluded if is_excluded else wanted.setdefault(name, [])).append(period)
-        # What is selected begins where a period begins, or where an excluded one ends.
-        begins = [begin for periods in wanted.values() for begin, _ in periods]
+            if name in PERIODS and not is_excluded:
+                wanted.setdefault(name, []).append(span(name, value, self.zone))
+        # The earliest time that they have in common is the beginning of one of them.
         return any(
             time < time_us
-            and all(_is_within(time, periods) for periods in wanted.values())
-            and not _is_within(time, excluded)
-            for time in (*begins, *(end for _, end in excluded))
+            and all(any(begin <= time < end for begin, end in each) for each in wanted.values())
+            for time in (begin for each in wanted.values() for begin, _ in each)
         )
-
-
-def _is_within(time: float, periods: Iterable[tuple[float, float]]) -> bool:
-    return any(begin <= time < end for begin, end in periods)
 
 
 class Joins:

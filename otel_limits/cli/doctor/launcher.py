@@ -152,6 +152,7 @@ class Launcher:
         script = self.program[0] if self.program else ""
         is_script = script.endswith(".py") if self.replaced else not script.startswith("-")
         moves = any(word.partition("=")[0] in MOVES for word in self.words)
+        # `uv run` also takes an address.
         is_elsewhere = "://" in script or (moves and not Path(script).is_absolute())
         return "" if not is_script or is_elsewhere or Path(script).exists() else script
 
