@@ -231,9 +231,10 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
     Returns:
         Exit status and error message, only if the program cannot be started.
     """
-    note = ""  # if no file can be written
-    with contextlib.suppress(OSError):
-        note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
+    note = ""  # if no file can be written, or if nothing reads and removes it
+    if not is_other_program(command, environ):
+        with contextlib.suppress(OSError):
+            note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
     try:
         os.execvpe(command[0], command, {**environ, NOTE: note})  # noqa: S606  the user's own
     except FileNotFoundError:

@@ -317,10 +317,13 @@ def report_missing(error: Exception) -> None:
     """
     if is_true("OTEL_LIMITS_DISABLED"):
         return
-    report(
-        "otel-limits cannot be imported in %s (%s). Install otel-limits there%s."
-        % (sys.executable, error, or_delete_autoload())
-    )
+    hiding = hiding_file(error)
+    if hiding is None:
+        because, advice = error, "Install otel-limits there" + or_delete_autoload()
+    else:
+        because = "%s: %s, in %s" % (type(error).__name__, error, hiding)
+        advice = "Correct that file, or rename it if it hides another module"
+    report("otel-limits cannot be imported in %s (%s). %s." % (sys.executable, because, advice))
     is_run = os.environ.get(RUN) == str(os.getpid())
     if os.environ.get(NOTE) and not is_run:
         try:
@@ -333,6 +336,23 @@ def report_missing(error: Exception) -> None:
         except (AttributeError, OSError, ValueError):
             pass
         os._exit(2)  # an exception could be handled
+
+
+def hiding_file(error: Exception) -> "str | None":
+    """Return the file that cannot be imported, unless otel-limits or what it needs is missing.
+
+    A script's directory is the first on Python's path, so that a file `token.py` hides the module
+    of that name.
+    """
+    file = getattr(error, "filename", None)  # of a SyntaxError
+    if isinstance(error, ImportError):
+        file = error.path  # where a name is missing; of a missing module, there is none
+    elif file is None:
+        trace = error.__traceback__
+        while trace is not None:
+            file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    is_ours = file is not None and "otel_limits" in file.split(os.sep)
+    return None if is_ours else file
 
 
 def or_delete_autoload() -> str:

@@ -38,6 +38,7 @@ from tests.launching import (
     SELECTED,
     Ended,
     execute,
+    execute_in,
     fresh_environment,
 )
 from tests.processes import bounded, free_port
@@ -367,6 +368,44 @@ def test_python_without_otel_limits_warns_about_missing_limits(
     assert (ended.status, ended.output) == (0, "theirs\nran\n")
     assert "Install otel-limits there." in ended.log
     assert ended.log.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "because"),
+    [
+        ("raise NameError('x')", "NameError: x"),
+        ("a = = 1", "SyntaxError: invalid syntax"),
+        ("from token import nothing", "ImportError: cannot import name 'nothing' from 'token'"),
+    ],
+)
+def test_file_that_hides_a_module_is_named(tmp_path: Path, text: str, because: str) -> None:
+    """The directory of a program is the first on Python's path, also for otel-limits."""
+    hiding = tmp_path / "difflib.py"
+    hiding.write_text(text)
+    ended = execute_in(tmp_path, *RUN, "--ledger", "none", "--", sys.executable, "-c", IMPORTS)
+    assert ended.status == 2
+    assert f" ({because}" in ended.log
+    file = str(hiding) if "Error: cannot" not in because else "token.py"
+    assert ended.log.partition(", in ")[2].partition(")")[0].endswith(file)
+    assert ended.log.endswith(" Correct that file, or rename it if it hides another module.\n")
+
+
+def test_module_that_is_missing_is_to_be_installed(tmp_path: Path) -> None:
+    """E.g. after an installation without dependencies."""
+    (tmp_path / "difflib.py").write_text("import nothing_there")
+    ended = execute_in(tmp_path, *RUN, "--ledger", "none", "--", sys.executable, "-c", IMPORTS)
+    assert " (No module named 'nothing_there'). Install otel-limits there." in ended.log
+
+
+def test_run_leaves_no_file_behind(tmp_path: Path) -> None:
+    """Neither behind a program, nor behind a command that starts one, e.g. of a cron job."""
+    started = f"{sys.executable} {ENDLESS}; exit"
+    for command in ([sys.executable, ENDLESS], ["sh", "-c", started]):
+        ended = execute(
+            *RUN, "--max-turns", "3", "--ledger", "none", "--", *command, TMPDIR=str(tmp_path)
+        )
+        assert '"max_turns"' in ended.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_strict_ends_a_program_with_agents_in_a_python_without_otel_limits(
