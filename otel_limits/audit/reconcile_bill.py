@@ -142,8 +142,9 @@ def reconcile_bill(inquiry: AuditQuery, files: Sequence[Path], tolerance: float)
         costs += [(title, *row) for row in _cost_rows(sides, divided, tolerance)]
         tokens += [(title, *row) for row in _token_rows(sides, tolerance)]
         parts += [
-            (title, str(each.day), each.model, each.cause, each.calls, each.tokens, each.cost)
+            (title, str(each.day), each.model, each.cause, each.calls, each.tokens, cost)
             for each in divided
+            for cost in [_known_cost(each, sides)]
         ]
         owners += [(title, *row) for row in _owner_rows(sides)]
         sentences.append(_sentence(sides, divided))
@@ -308,6 +309,13 @@ def _rest(sides: Sides, known: Sequence[DifferencePart]) -> Iterator[DifferenceP
         yield DifferencePart(day=cell[0].day, model=label_of(cell), cause=cause, cost=cost)
 
 
+def _known_cost(part: DifferencePart, sides: Sides) -> Decimal | None:
+    """Return the USD of a part; `None` if the ledger has calls there, and no price of them."""
+    group = sides.groups.get((part.day, part.model))
+    is_unpriced = group is not None and group.unpriced_calls == group.calls > 0
+    return None if is_unpriced and not part.cost else part.cost
+
+
 def _list_prices(remarks: list[str]) -> ListPrices:
     """Return how to look up the rates of a model, for amounts that are for all its tokens.
 
@@ -449,9 +457,11 @@ def _of_costs(sides: Sides, parts: Iterable[DifferencePart]) -> str:
     unexplained = by_cause.pop(UNEXPLAINED, NO_COST)
     in_order = sorted(by_cause.items(), key=lambda item: (-abs(item[1]), item[0]))
     found = [f"{cause} {money(cost)}" for cause, cost in in_order if cost]
+    unpriced = sum(group.unpriced_calls for cell in cells for group in cell)
+    without = f", without {pluralize(unpriced, 'call')} of unknown price" if unpriced else ""
     return (
         f"{sides.bill.reader.title}: {money(EXACT.add(recorded, difference))} billed, "
-        f"{money(recorded)} in the ledger. Difference {money(difference)}: "
+        f"{money(recorded)} in the ledger{without}. Difference {money(difference)}: "
         f"{', '.join([*found, f'unexplained {money(unexplained)}'])}."
     )
 

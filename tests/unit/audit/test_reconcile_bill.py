@@ -433,6 +433,20 @@ def test_days_are_those_of_the_bill(
     assert {row["difference"] for row in answer["bill_tokens"]} == {0}
 
 
+def test_unknown_prices_of_calls_that_the_bill_lacks_are_no_zeros(
+    tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor do the sums agree without a word about them."""
+    other = replace(recorded(CALLS[9], "openai", price=None, model="n"), reason="end_turn")
+    write(ledger.address, *book_of("openai", ""), other)
+    bill = saved(tmp_path, *openai_bill(CALLS))
+    words = ("--ledger", ledger.address, "--bill", *bill)
+    status, answer = reconcile(*words, capsys=capsys)
+    parts = [(each["model"], each["cause"], each["cost"]) for each in answer["bill_parts"]]
+    assert (status, parts) == (1, [("n", "only in the ledger", None)])
+    assert " in the ledger, without 1 call of unknown price. Difference " in answer["summary"]
+
+
 def test_rounded_amounts_are_no_difference(
     tmp_path: Path, ledger: LedgerFile, capsys: pytest.CaptureFixture[str]
 ) -> None:
