@@ -544,10 +544,9 @@ class InvocationInProgress(Admission):
         """
         run = self.run
         if not self.is_halted:
-            is_raised = (verdict.action or run.policy.action) == "raise"
+            is_raised = (verdict.action or run.policy.action) == "raise" or not can_show
             self.is_halted, self.verdict, self.wrapping = True, verdict, None
             run.halt(verdict, "raised" if is_raised else "halted")
-            run.raised = is_raised or not can_show
             run.synthetic = is_written or not run.raised
             run.note_halt(run.sentence, verdict)
             write_halt(self.span, verdict, run)

@@ -121,7 +121,8 @@ def test_synthetic_messages_are_those_that_were_added(
     """An auditor who reads the conversation finds as many."""
     enable(max_turns=3, action=action, observers=[events.append])
     assert (OURS in run()) == is_added
-    assert [each.synthetic for each in events if isinstance(each, Stop)] == [is_added]
+    (stop,) = (each for each in events if isinstance(each, Stop))
+    assert (stop.synthetic, stop.action == "raised") == (is_added, stop.raised)
     labels = {"agent": "boss", "reason": "max_turns"}
     assert metric("otel_limits_synthetic_messages_total", **labels) == is_added
 

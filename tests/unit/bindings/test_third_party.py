@@ -485,7 +485,7 @@ def test_tool_of_the_page_whose_results_are_objects() -> None:
 
 
 def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) -> None:
-    """The caller gets the limit's exception, also with the action `halt`."""
+    """The caller gets the limit's exception also if the configured action is `halt`."""
     install(site)
     with (site / "bots_limits.py").open("a") as file:
         file.write("del BotRun.result_of_halt\n")
@@ -493,7 +493,7 @@ def test_framework_without_a_result_for_a_halt_raises(site: Path, start: Any) ->
     with pytest.raises(otel_limits.MaxTurnsReachedException) as raised:
         run_bot()
     assert raised.value.stop is not None
-    assert (raised.value.stop.turns, raised.value.stop.action) == (3, "halted")
+    assert (raised.value.stop.turns, raised.value.stop.action) == (3, "raised")
 
 
 def test_agent_that_waits_for_a_person_is_interrupted(
