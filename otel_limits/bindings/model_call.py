@@ -533,7 +533,7 @@ class ModelCallInProgress(ABC):
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
-        had_ended = self.run.finished  # it was evicted, or a thread continues it
+        had_ended = self.run.finished  # a thread continues it
         refusal = await invocation.admit_calls(
             self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
         )
@@ -574,7 +574,7 @@ class ModelCallInProgress(ABC):
         Raises:
             asyncio.CancelledError: It has ended without a halt.
         """
-        if had_ended or not self.run.finished or self.run.released:
+        if had_ended or not self.run.finished or self.run.released or self.run.evicted:
             self._begin(invocation)
             return None
         invocation.release_all(self.calls)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from otel_limits.bindings.gateways import chain_of
 from otel_limits.core.internal_errors import report_suppressed, suppress_errors
+from otel_limits.runs.quota_gate import BLOCKED_LOOPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -202,7 +203,7 @@ def wait_for(awaitable: Awaitable[T]) -> T:
     an error, e.g. if no further thread can be started.
     """
     try:
-        asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_result_of(awaitable))
     context, future = contextvars.copy_context(), Future[T]()
@@ -215,11 +216,15 @@ def wait_for(awaitable: Awaitable[T]) -> T:
 
     # Not a pool, which takes no work once the main thread has ended, while others may continue.
     thread = threading.Thread(target=run, name="otel-limits-quota", daemon=True)
-    thread.start()
+    BLOCKED_LOOPS.add(loop)
     try:
-        return future.result()
+        thread.start()
+        try:
+            return future.result()
+        finally:
+            thread.join()
     finally:
-        thread.join()
+        BLOCKED_LOOPS.discard(loop)
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T:

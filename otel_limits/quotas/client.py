@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError  # noqa: A004  not the built-in one before 3.11
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.quotas.fallback import Fallback
@@ -76,7 +76,7 @@ class StoreClient:
         """Create a client that has not contacted the store yet."""
         self.executor = executor
         self._on_kill = on_kill
-        self._timeout = timeout
+        self.timeout = timeout
         self._clock = clock
         self.lease_seconds = LEASE_SECONDS
         """How long a reservation lasts that is not renewed."""
@@ -112,7 +112,7 @@ class StoreClient:
             StoreError: The store did not answer.
         """
         # One deadline for all attempts, because the agent waits for all of them.
-        deadline = self._clock.now() + self._timeout
+        deadline = self._clock.now() + self.timeout
         for _ in range(ATTEMPTS):
             self.fill(reservation, forced=False)
             asked = Reserve(
@@ -152,7 +152,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return await self._ask(settlement_of(reservation), self._clock.now() + self._timeout)
+        return await self._ask(settlement_of(reservation), self._clock.now() + self.timeout)
 
     def remember(self, need: QuotaNeed, demand: Demand, state: CountState) -> CountState:
         """Cache the state of a count, and return it with its limit."""
@@ -191,7 +191,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer.
         """
-        return (await self._ask(look, self._clock.now() + self._timeout)).states[0]
+        return (await self._ask(look, self._clock.now() + self.timeout)).states[0]
 
     def ask_blocking(self, look: ReadCounts) -> CountState:
         """Read a count, blocking this thread.
@@ -201,7 +201,7 @@ class StoreClient:
         """
         future = self.executor.send(look)
         try:
-            return future.result(self._timeout).states[0]
+            return future.result(self.timeout).states[0]
         except TimeoutError:
             future.cancel()
             raise StoreError("quota store timeout") from None
@@ -218,7 +218,7 @@ class StoreClient:
         Raises:
             StoreError: The store did not answer in time.
         """
-        deadline = self._clock.now() + self._timeout
+        deadline = self._clock.now() + self.timeout
         await self._ask(ReadConversation(key), deadline, on_reply)
 
     def settle_later(self, reservation: QuotaReservation) -> None:
@@ -268,19 +268,6 @@ class StoreClient:
             for demand in reservation.demands
         ]
 
-    async def wait_for_first(self, first: QuotaReservation, max_wait: float) -> bool:
-        """Wait until another request is granted or has ended.
-
-        Args:
-            first: Its reservation.
-            max_wait: For how many seconds it may wait for quota.
-
-        Returns:
-            False if that takes too long, e.g. because its event loop is blocked.
-        """
-        await self._wait(first.decided, self._clock.now() + self._timeout + max_wait)
-        return first.decided.done()
-
     def after_fork(self) -> None:
         """Reset inherited state in a forked child."""
         self.executor.after_fork()
@@ -315,7 +302,7 @@ class StoreClient:
             raise StoreError("quota store timeout")
         return self._on_reply(future.result())
 
-    async def _wait(self, future: Future[Any], deadline: float) -> None:
+    async def _wait(self, future: Future[Reply], deadline: float) -> None:
         """Wait until `future` is done, or until the deadline.
 
         Unlike with `asyncio.wrap_future`, cancelling one does not cancel the other.
@@ -327,7 +314,7 @@ class StoreClient:
             if not answered.done():
                 answered.set_result(None)
 
-        def wake(_: Future[Any]) -> None:
+        def wake(_: Future[Reply]) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(answer)
 

@@ -8,12 +8,14 @@ the reply, within the timeout. During an outage each quota uses its local share,
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from otel_limits.core.events import Decision, Event, ModelCall, QuotaWait, Stop
@@ -43,6 +45,7 @@ from otel_limits.quotas.refusals import (
 )
 from otel_limits.quotas.store import (
     NEED_SECONDS,
+    Charge,
     CountState,
     Demand,
     PermanentStoreError,
@@ -51,7 +54,7 @@ from otel_limits.quotas.store import (
     resets_at,
 )
 from otel_limits.quotas.store_worker import LOOK_INTERVAL_SECONDS
-from otel_limits.runs.quota_gate import AdmissionRequest
+from otel_limits.runs.quota_gate import BLOCKED_LOOPS, AdmissionRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -77,10 +80,11 @@ class Engine:
         publish: Publishes events.
         price: AdmissionRequest and usage → USD, for quotas in USD.
         queues: Queues of calls that wait for quota.
+        is_active: Returns whether the invocation with an ID is in progress.
         conversations: Those that other processes share; `None` if none do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  what it connects
         self,
         quotas: Callable[[], Sequence[Quota]],
         client: StoreClient,
@@ -88,17 +92,20 @@ class Engine:
         publish: Callable[[Event], None],
         price: PriceOf,
         queues: WaitQueues,
+        is_active: Callable[[str], bool],
         conversations: ConversationSync | None = None,
     ) -> None:
         """Create a gate without open reservations."""
         self._publish = publish
         self.quotas = quotas
         self.client = client
-        self._reservations = Reservations(quotas, price, self.client)
+        self._reservations = Reservations(quotas, price, self.client, is_active)
         self._queues = queues
         self._conversations = conversations
         self.client.in_flight = self._reservations.held
-        self._admissions = Admissions(queues, self.client, self._reserve, publish)
+        self._admissions = Admissions(
+            queues, self.client, self._reserve, publish, self._reservations.is_asked
+        )
 
     @property
     def holds_quotas(self) -> bool:
@@ -109,32 +116,33 @@ class Engine:
 
     async def admit_by_quotas(self, request: AdmissionRequest) -> Verdict | None:
         """Reserve quota for the call; return a verdict if a quota was reached."""
-        reservation: QuotaReservation | None = None
+        self._queues.end_abandoned()
         try:
-            if self._conversations is not None:
-                refusal = await self._conversations.refresh(request)
-                if refusal is not None:
-                    return halting(refusal, UNCOUNTED)
-            if request.is_refused():
-                return None
-            reservation = self._reservations.ask(request)
-            if reservation is None:
-                return None
-            await self._wait_for_first_call(reservation)
-            return self._leave_unpriced(reservation) or await self._reserve_or_refuse(reservation)
+            verdict = await self._admit(request)
+        except WaitCancelledError:
+            return None
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             INTERNAL_ERRORS.report("quotas", error)
             return None
-        except GeneratorExit:
-            # By the garbage collector at any moment, also under a lock of the store: it expires.
-            if reservation is not None:
-                reservation.is_unclaimed = False
-            raise
-        finally:
-            # Also for a call whose task was cancelled. One that is sent without a grant counts
-            # like a call without admission.
-            if reservation is not None:
-                self._withdraw(reservation)
+        # Quotas that were disabled in the meantime refuse nothing.
+        return None if self._queues.is_closed else verdict
+
+    async def _admit(self, request: AdmissionRequest) -> Verdict | None:
+        if self._conversations is not None:
+            refusal = await self._conversations.refresh(request)
+            if refusal is not None:
+                return halting(refusal, UNCOUNTED)
+        if request.is_refused():
+            return None
+        reservation = self._reservations.ask(request)
+        if reservation is None:
+            return None
+        reservation.loop = asyncio.get_running_loop()
+        # Also for a call whose task was cancelled. One that is sent without a grant counts like a
+        # call without admission.
+        with self._queues.ending(partial(self._withdraw, reservation)):
+            await self._wait_for_first_call(reservation)
+            return self._leave_unpriced(reservation) or await self._reserve_or_refuse(reservation)
 
     async def settle(self, invocation_id: str, call_id: str = "") -> None:
         """Settle the call; during an outage, the store worker buffers the settlement."""
@@ -156,13 +164,17 @@ class Engine:
         if self._conversations is not None:
             self._conversations.observe(event)
         if isinstance(event, ModelCall):
-            reservation = self._reservations.record(event)
+            recorded = self._reservations.record(event)
             # The ledger records it with the call, in case this worker is killed before settling.
-            if reservation is not None and self.client.executor.is_shared:
-                charges = encode_charges(reservation.last_charges())
-                return replace(event, quota_operation=reservation.id, quota_charges=charges)
+            if recorded is not None and self.client.executor.is_shared:
+                operation, charges = recorded
+                return replace(
+                    event, quota_operation=operation, quota_charges=encode_charges(charges)
+                )
         elif isinstance(event, Stop):
-            self._reservations.end(event.invocation_id)
+            # What bounded memory forgets has not ended: its waiting calls are sent as usual.
+            self._reservations.end(event.invocation_id, keep_asked=event.reason == "evicted")
+            self._queues.notify_freed(queue_of_first(event.invocation_id))
         return event
 
     def after_fork(self) -> None:
@@ -181,11 +193,26 @@ class Engine:
     # --- before a call ----------------------------------------------------------------------------
 
     async def _wait_for_first_call(self, reservation: QuotaReservation) -> None:
-        """Wait for an earlier call whose grant counts the invocation; without it, this one may."""
-        while (first := self._reservations.first_of(reservation)) is not None:
-            waits = (need.quota.max_wait for need in first.needs if need.waits)
-            if not await self.client.wait_for_first(first, max(waits, default=0.0)):
-                return
+        """Wait for an earlier call whose grant counts the invocation; without it, this one may.
+
+        It waits while the earlier one waits for quota. Apart from that, it waits no longer than for
+        the store, because the thread of that call may be blocked.
+
+        Raises:
+            WaitCancelledError: Quotas were disabled, or the agent was cancelled or has ended.
+        """
+        if self._reservations.first_of(reservation) is None:
+            return
+        queue, now = queue_of_first(reservation.request.invocation.id), self._queues.clock.now
+        waiter = self._queues.join({queue: ""}, partial(self._admissions.is_cancelled, reservation))
+        with self._queues.ending(partial(self._queues.leave, waiter)):
+            self._queues.requeue(waiter, [queue])
+            while (first := self._reservations.first_of(reservation)) is not None:
+                if self._queues.is_closed or waiter.is_cancelled():
+                    raise WaitCancelledError
+                is_woken = await waiter.sleep(now() + self.client.timeout)
+                if not is_woken and first.waits_until <= now():
+                    return
 
     def _grant(self, reservation: QuotaReservation) -> bool:
         """Hand a reservation over to its call; False if the invocation has ended."""
@@ -198,6 +225,7 @@ class Engine:
     def _withdraw(self, reservation: QuotaReservation) -> None:
         """End a request; without a grant, release what the store may have reserved."""
         self._reservations.withdraw(reservation)
+        self._queues.notify_freed(queue_of_first(reservation.request.invocation.id))
         if reservation.is_unclaimed:
             self.client.settle_later(reservation)
 
@@ -220,8 +248,6 @@ class Engine:
             return None
         try:
             admission = await self._admissions.reserve(reservation)
-        except WaitCancelledError:
-            return None
         except StoreError as error:
             # A permanent error is not an outage: a count that cannot be kept has no share.
             if not isinstance(error, PermanentStoreError):
@@ -263,13 +289,17 @@ class Engine:
         return None if verdict is None else halting(verdict, obstacle)
 
     async def _reserve_last(self, reservation: QuotaReservation) -> bool:
-        """Reserve for the model's last answer; False if it cannot be counted, or has no slot."""
+        """Reserve for the model's last answer; False if it cannot be counted, or has no slot.
+
+        Raises:
+            WaitCancelledError: As `Admissions.reserve`.
+        """
         reservation.needs = [
             replace(need, is_of_last=need.admits_last) for need in reservation.needs
         ]
         try:
             admission = await self._admissions.reserve(reservation)
-        except (StoreError, WaitCancelledError):
+        except StoreError:
             return False
         return admission.reply.status == "admitted" and self._grant(reservation)
 
@@ -349,6 +379,11 @@ class Engine:
             self._publish(use_of(need, demand, latest, self.client.now()))
 
 
+def queue_of_first(invocation_id: str) -> QueueKey:
+    """Return the queue of calls that wait for the first one of their invocation."""
+    return "", invocation_id  # no quota has an empty name
+
+
 # --- the model's last answer ----------------------------------------------------------------------
 
 UNCOUNTED: Final = no_last_answer("the quotas could not count it")
@@ -412,10 +447,7 @@ class InvocationState:
         # Only after a sent call: one that is not sent leaves the invocation uncounted.
         if reservation.ended:
             self.counted |= reservation.counts_invocation_in
-        if reservation in self.granted.values():
-            return None
-        reservation.status = "ended"
-        return reservation
+        return None if reservation in self.granted.values() else reservation
 
 
 class Reservations:
@@ -428,21 +460,28 @@ class Reservations:
         quotas: Returns the current quotas.
         price: AdmissionRequest and usage → USD, for quotas in USD.
         client: Sends settlements.
+        is_active: Returns whether the invocation with an ID is in progress.
     """
 
     def __init__(
-        self, quotas: Callable[[], Sequence[Quota]], price: PriceOf, client: StoreClient
+        self,
+        quotas: Callable[[], Sequence[Quota]],
+        price: PriceOf,
+        client: StoreClient,
+        is_active: Callable[[str], bool],
     ) -> None:
         """Create it without open reservations."""
         self._quotas = quotas
         self._price = price
         self._client = client
+        self._is_active = is_active
         self.reset()
 
     def reset(self) -> None:
         """Reset in a forked child: open reservations belong to its parent."""
-        # Threads of one invocation may call models concurrently. Reentrant, because recording a
-        # call without admission opens a reservation.
+        # Threads of one invocation may call models concurrently. Reentrant, and no other lock is
+        # acquired under it, because the garbage collector can end an invocation at any moment, in a
+        # thread that holds any lock.
         self._lock = threading.RLock()
         # New in a child: a reused operation ID would not be applied.
         self._owner = uuid.uuid4().hex
@@ -452,29 +491,25 @@ class Reservations:
 
     def ask(self, request: AdmissionRequest) -> QuotaReservation | None:
         """Begin a reservation, which the caller must end; `None` when no quota applies."""
-        # Before the lock, because it runs application code of attribute types.
-        lookup = lookup_of(request)
-        applying = [quota for quota in self._quotas() if fits(quota.where, lookup)]
-        if not applying:
+        needs = self._needs(request)
+        if not needs:
             return None
         with self._lock:
-            state = self._invocations.setdefault(request.invocation.id, InvocationState())
-            # The end of the previous call was not observed.
-            self._settle(state, request.call_id)
+            state = self._state(request.invocation.id)
             # For side calls, such as a summary: they only have their invocation.
             state.attributes = request.attributes
-            counted = state.counted_in()
-            needs = [
-                sum_of([self._need(quota, each, lookup) for each in request.calls])
-                for quota in applying
-                # An invocation is counted by its first call only.
-                if quota.name not in counted
-            ]
-            if not needs:
-                return None
-            reservation = QuotaReservation(f"{self._owner}-{next(self._numbers)}", request, needs)
-            state.asked.append(reservation)
-            return reservation
+            reservation, late = self._open(state, request, needs)
+            if reservation.needs:
+                state.asked.append(reservation)
+            self._forget(request.invocation.id)
+        self._settle(late)
+        return reservation if reservation.needs else None
+
+    def is_asked(self, reservation: QuotaReservation) -> bool:
+        """Return whether it is neither granted nor ended."""
+        with self._lock:
+            state = self._invocations.get(reservation.request.invocation.id)
+            return state is not None and reservation in state.asked
 
     def first_of(self, reservation: QuotaReservation) -> QuotaReservation | None:
         """Return an earlier request whose grant would count the invocation, if there is one.
@@ -492,7 +527,11 @@ class Reservations:
             for earlier in state.asked:
                 if earlier is reservation:
                     break
-                if earlier.counts_invocation_in & (names - counted):
+                # Not one in the thread that this call blocks.
+                if (
+                    earlier.counts_invocation_in & (names - counted)
+                    and earlier.loop not in BLOCKED_LOOPS
+                ):
                     return earlier
             return None
 
@@ -507,104 +546,163 @@ class Reservations:
             state.asked.remove(reservation)
             for call in reservation.request.calls:
                 state.granted[call.call_id] = reservation
-            reservation.status, reservation.is_unclaimed = "granted", False
-        reservation.decided.set_result(None)
-        return True
+            reservation.is_unclaimed = False
+            return True
 
     def withdraw(self, reservation: QuotaReservation) -> None:
-        """End a request that was not granted."""
+        """End a request, unless it was granted."""
+        invocation_id = reservation.request.invocation.id
         with self._lock:
-            if reservation.status != "asked":
-                return
-            state = self._invocations.get(reservation.request.invocation.id)
-            if state is not None:
+            state = self._invocations.get(invocation_id)
+            if state is not None and reservation in state.asked:
                 state.asked.remove(reservation)
-            reservation.status = "ended"
-        reservation.decided.set_result(None)
+                self._forget(invocation_id)
 
-    def record(self, call: ModelCall) -> QuotaReservation | None:
-        """Record the usage of a call on its reservation; `None` if no quota applies."""
+    def record(self, call: ModelCall) -> tuple[str, tuple[Charge, ...]] | None:
+        """Record the usage of a call on its reservation.
+
+        Returns:
+            The operation that settles it, and its usage; `None` if no quota applies.
+        """
         with self._lock:
             state = self._invocations.get(call.invocation.id)
             reservation = None if state is None else state.granted.get(call.call_id)
             # A second call after one admission gets its own reservation: the first may be settled
             # by now, and a reservation counts once.
-            if reservation is None or call.call_id in reservation.ended:
-                return self._count_unadmitted(call, state)
-            self._note(reservation, call)
-            return reservation
+            if reservation is not None and call.call_id not in reservation.ended:
+                return reservation.id, self._note(reservation, call)
+            attributes = {} if state is None else state.attributes
+        return self._count_unadmitted(call, attributes)
 
     def held(self) -> list[QuotaReservation]:
-        """Return the reservations that are held in the store."""
+        """Return the reservations that are held in the store, each once."""
         with self._lock:
-            return [
+            # Copies, because the garbage collector may end an invocation in between.
+            granted = [
                 reservation
-                for state in self._invocations.values()
-                for reservation in state.granted.values()
-                if reservation.leased_at is not None
+                for state in tuple(self._invocations.values())
+                for reservation in tuple(state.granted.values())
             ]
+        return [each for each in dict.fromkeys(granted) if each.leased_at is not None]
 
     def close(self, invocation_id: str, call_id: str) -> QuotaReservation | None:
         """Remove and return the reservation of a call in flight; the caller settles it."""
         with self._lock:
             state = self._invocations.get(invocation_id)
-            return None if state is None else state.close(call_id)
+            if state is None:
+                return None
+            reservation = state.close(call_id)
+            self._forget(invocation_id)
+            return reservation
 
-    def end(self, invocation_id: str) -> None:
-        """Settle the calls in flight of a finished invocation, end its requests, and forget it."""
+    def end(self, invocation_id: str, *, keep_asked: bool) -> None:
+        """Settle the calls in flight of a finished invocation, end its requests, and forget it.
+
+        Args:
+            invocation_id: Its ID.
+            keep_asked: Its requests continue, although it is no longer followed.
+        """
         with self._lock:
             state = self._invocations.get(invocation_id)
             if state is None:
                 return
-            for reservation in tuple(state.asked):
-                self.withdraw(reservation)
-            for call_id in tuple(state.granted):
-                self._settle(state, call_id)
-            del self._invocations[invocation_id]
+            late = [state.close(call_id) for call_id in tuple(state.granted)]
+            if not keep_asked:
+                state.asked.clear()
+            if not state.asked:
+                del self._invocations[invocation_id]
+        self._settle(late)
 
-    # --- under the lock ---------------------------------------------------------------------------
+    # --- parts ------------------------------------------------------------------------------------
+
+    def _needs(self, request: AdmissionRequest) -> list[QuotaNeed]:
+        """Return what a request needs of the quotas that apply to it.
+
+        Not under the lock, because it runs application code of attribute types and of prices.
+        """
+        lookup = lookup_of(request)
+        return [
+            sum_of([self._need(quota, each, lookup) for each in request.calls])
+            for quota in self._quotas()
+            if fits(quota.where, lookup)
+        ]
 
     def _need(self, quota: Quota, call: AdmissionRequest, lookup: Lookup) -> QuotaNeed:
-        estimate = self._estimates.estimate(quota.reserve, call.model, call.input, call.output_cap)
+        with self._lock:
+            estimate = self._estimates.estimate(
+                quota.reserve, call.model, call.input, call.output_cap
+            )
         return need_of(quota, call, lookup, estimate, self._price)
 
     def _count_unadmitted(
-        self, call: ModelCall, state: InvocationState | None
-    ) -> QuotaReservation | None:
+        self, call: ModelCall, attributes: Mapping[str, object]
+    ) -> tuple[str, tuple[Charge, ...]] | None:
         """Count a call without admission: a side call, such as a summary."""
         request = AdmissionRequest(
             invocation=call.invocation,
             call_id=call.call_id,
             model=call.model,
             input=call.usage.input,
-            attributes=state.attributes if state is not None else {},
+            attributes=attributes,
         )
-        reservation = self.ask(request)
-        if reservation is not None:
-            # It was already sent and cannot be refused.
-            reservation.needs = [
-                replace(need, amount=max(0, need.amount))
-                for need in reservation.needs
-                if need.quota.unit != "usd" or call.charge is not None
-            ]
+        # It was already sent and cannot be refused.
+        needs = [
+            replace(need, amount=max(0, need.amount))
+            for need in self._needs(request)
+            if need.quota.unit != "usd" or call.charge is not None
+        ]
+        with self._lock:
+            state = self._state(call.invocation.id)
+            reservation, late = self._open(state, request, needs)
             self._client.fill(reservation, forced=True)
-            self.grant(reservation)
-            self._note(reservation, call)
-            self._settle(self._invocations[call.invocation.id], call.call_id)
-        return reservation
+            charges = self._note(reservation, call)
+            state.counted |= reservation.counts_invocation_in
+            self._forget(call.invocation.id)
+        self._settle(late)
+        if not reservation.needs:
+            return None
+        self._client.settle_later(reservation)
+        return reservation.id, charges
 
-    def _note(self, reservation: QuotaReservation, call: ModelCall) -> None:
-        reservation.note(call)
+    def _settle(self, reservations: Iterable[QuotaReservation | None]) -> None:
+        """Settle those that are to be settled. Not under the lock."""
+        for each in reservations:
+            if each is not None:
+                self._client.settle_later(each)
+
+    # --- under the lock ---------------------------------------------------------------------------
+
+    def _state(self, invocation_id: str) -> InvocationState:
+        return self._invocations.setdefault(invocation_id, InvocationState())
+
+    def _forget(self, invocation_id: str) -> None:
+        """Forget an invocation that has ended before, with the last of its late calls."""
+        state = self._invocations.get(invocation_id)
+        is_empty = state is not None and not state.asked and not state.granted
+        if is_empty and not self._is_active(invocation_id):
+            del self._invocations[invocation_id]
+
+    def _open(
+        self, state: InvocationState, request: AdmissionRequest, needs: Iterable[QuotaNeed]
+    ) -> tuple[QuotaReservation, list[QuotaReservation | None]]:
+        """Create the reservation of a request; return also those of earlier calls, to be settled.
+
+        The end of a call with the same ID was not observed.
+        """
+        late = [state.close(each.call_id) for each in request.calls]
+        # An invocation is counted by its first call only.
+        counted = state.counted_in()
+        open_needs = [each for each in needs if each.quota.name not in counted]
+        operation = f"{self._owner}-{next(self._numbers)}"
+        return QuotaReservation(operation, request, open_needs), late
+
+    def _note(self, reservation: QuotaReservation, call: ModelCall) -> tuple[Charge, ...]:
         # Only measured usage improves estimates.
         if call.kind == "measured":
             for each in reservation.request.calls:
                 if each.call_id == call.call_id:
                     self._estimates.record(each.model, each.input, call.usage)
-
-    def _settle(self, state: InvocationState, call_id: str) -> None:
-        reservation = state.close(call_id)
-        if reservation is not None:
-            self._client.settle_later(reservation)
+        return reservation.note(call)
 
 
 # --- reserving, and waiting -----------------------------------------------------------------------
@@ -618,11 +716,6 @@ SHORTEST_SECONDS: Final = 0.01
 
 class WaitCancelledError(Exception):
     """Quotas were disabled, or the agent was cancelled or has ended, while a call waited."""
-
-
-def is_cancelled(reservation: QuotaReservation) -> bool:
-    """Return whether a call need not wait for its reservation any longer."""
-    return reservation.status == "ended" or reservation.request.is_cancelled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -699,6 +792,7 @@ class Admissions:
         client: Provides the store's time and the last known counts.
         ask: Reserves what a call needs; raises `StoreError`.
         publish: Publishes events.
+        is_asked: Returns whether a reservation is neither granted nor ended.
     """
 
     def __init__(
@@ -707,6 +801,7 @@ class Admissions:
         client: StoreClient,
         ask: Callable[[QuotaReservation], Awaitable[Reply]],
         publish: Callable[[Event], None],
+        is_asked: Callable[[QuotaReservation], bool],
     ) -> None:
         """Begin with no call."""
         self._queues = queues
@@ -714,6 +809,11 @@ class Admissions:
         self._now = queues.clock.now
         self._ask = ask
         self._publish = publish
+        self._is_asked = is_asked
+
+    def is_cancelled(self, reservation: QuotaReservation) -> bool:
+        """Return whether a call need not wait for its reservation any longer."""
+        return not self._is_asked(reservation) or reservation.request.is_cancelled()
 
     async def reserve(self, reservation: QuotaReservation) -> AdmissionOutcome:
         """Reserve what a call needs, immediately or after queueing.
@@ -726,15 +826,16 @@ class Admissions:
         if not needs:
             return AdmissionOutcome(await self._ask(reservation))
         sharers = {queue: need.sharer for queue, need in needs.items()}
-        waiter = self._queues.join(sharers, lambda: is_cancelled(reservation))
+        waiter = self._queues.join(sharers, partial(self.is_cancelled, reservation))
         attempt = AdmissionAttempt(reservation, needs, waiter, self._now)
-        try:
+        # In any case: a cancelled call must not block its queues.
+        with self._queues.ending(partial(self._leave, attempt)):
             return await self._retry(attempt)
-        finally:
-            # In any case: a cancelled call must not block its queues.
-            self._queues.leave(attempt.waiter)
-            for queue, since in attempt.since.items():
-                self._publish_wait(reservation, needs[queue], self._now() - since)
+
+    def _leave(self, attempt: AdmissionAttempt) -> None:
+        self._queues.leave(attempt.waiter)
+        for queue, since in attempt.since.items():
+            self._publish_wait(attempt.reservation, attempt.needs[queue], self._now() - since)
 
     async def _retry(self, attempt: AdmissionAttempt) -> AdmissionOutcome:
         """Try whenever woken, until admitted, refused for good, or timed out."""
@@ -757,7 +858,9 @@ class Admissions:
             # Woken, it tries once more: the event loop may have been busy until now.
             if ends <= self._now() and not attempt.waiter.is_woken:
                 return self._give_up(attempt)
+            attempt.reservation.waits_until = ends
             is_due = await attempt.waiter.sleep(min(ends, change))
+            attempt.reservation.waits_until = 0.0
             if not is_due and change < ends:
                 self._queues.notify_next(attempt.waiter)
         raise WaitCancelledError

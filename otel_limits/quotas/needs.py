@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import baggage
 
@@ -102,9 +101,10 @@ class QuotaReservation:
     """Requested from the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
     """The local store that holds it during an outage."""
-    status: Literal["asked", "granted", "ended"] = "asked"
-    decided: Future[None] = field(default_factory=Future)
-    """Done once it is granted, or has ended without a grant."""
+    loop: object = None
+    """The event loop in which its request waits."""
+    waits_until: float = 0.0
+    """When its request gives up waiting for quota, in monotonic seconds; 0 unless it waits."""
     is_unclaimed: bool = False
     """True if the store may have reserved it, or leaves room for it, and it is not granted."""
     repeated: frozenset[str] = frozenset()
@@ -117,8 +117,6 @@ class QuotaReservation:
     """The IDs of its calls that were sent and have ended."""
     tokens: int = 0
     cost: Decimal = NO_COST
-    earlier: tuple[Charge, ...] = ()
-    """The usage of its calls before the last one that has ended."""
 
     @property
     def counts_invocation_in(self) -> frozenset[str]:
@@ -150,16 +148,13 @@ class QuotaReservation:
             for need, demand in zip(self.needs, self.demands, strict=False)
         )
 
-    def note(self, call: ModelCall) -> None:
-        """Add the usage of a call that has ended."""
-        self.earlier = self.charges()
+    def note(self, call: ModelCall) -> tuple[Charge, ...]:
+        """Add the usage of a call that has ended, and return it."""
+        earlier = self.charges()
         self.ended.append(call.call_id)
         self.tokens += call.usage.total
         self.cost += call.charge or NO_COST
-
-    def last_charges(self) -> tuple[Charge, ...]:
-        """Return the usage of the call that has ended last."""
-        pairs = zip(self.charges(), self.earlier, strict=True)
+        pairs = zip(self.charges(), earlier, strict=True)
         return tuple(replace(each, amount=each.amount - before.amount) for each, before in pairs)
 
 

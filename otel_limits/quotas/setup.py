@@ -72,6 +72,7 @@ class Quotas:
             publish=runs.observers.publish,
             price=runs.price_of_request,
             queues=queues,
+            is_active=runs.__contains__,
             conversations=conversations,
         )
         # In the background: the first call finds the connection open and the scripts loaded.

@@ -11,10 +11,12 @@ import contextlib
 import itertools
 import threading
 from bisect import insort
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.internal_errors import suppress_errors
+from otel_limits.runs.quota_gate import BLOCKED_LOOPS
 
 if TYPE_CHECKING:
     from otel_limits.runs.clock import Clock
@@ -56,8 +58,8 @@ class Waiter:
 
     @property
     def is_alive(self) -> bool:
-        """Whether its event loop is running; otherwise it cannot try again for now."""
-        return self._loop.is_running()
+        """Whether its event loop runs, and is not blocked: otherwise it cannot try for now."""
+        return self._loop.is_running() and self._loop not in BLOCKED_LOOPS
 
     @property
     def is_woken(self) -> bool:
@@ -83,6 +85,33 @@ class Waiter:
         return is_woken
 
 
+class Ending:
+    """A block of a coroutine, at whose end a function is called.
+
+    It is called later if the garbage collector closes the coroutine. That happens at any moment,
+    also in a thread that holds a lock, where the function could wait forever for another one.
+
+    Args:
+        end: The function.
+        abandoned: Receives it if it is called later.
+    """
+
+    def __init__(self, end: Callable[[], None], abandoned: deque[Callable[[], None]]) -> None:
+        """Create the block."""
+        self._end = end
+        self._abandoned = abandoned
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Call the function, or leave that to others."""
+        if kind is GeneratorExit:
+            self._abandoned.append(self._end)
+        else:
+            self._end()
+
+
 class WaitQueues:
     """The queues of a process. A new call joins the back of each of its queues.
 
@@ -97,14 +126,29 @@ class WaitQueues:
 
     def reset(self) -> None:
         """Empty all queues, in a child: their calls wait in the parent."""
-        # Reentrant, as the garbage collector closes a forgotten coroutine at any moment, which
-        # leaves its queues then.
+        # Reentrant, as the garbage collector ends an invocation at any moment, which settles calls.
         self._lock = threading.RLock()
+        self._abandoned: deque[Callable[[], None]] = deque()
+        """The ends of coroutines that the garbage collector has closed."""
         self._numbers = itertools.count()
         self._waiters: dict[QueueKey, list[tuple[int, int, Waiter]]] = {}
         """The turn and number of each waiter, in the order in which they are served."""
         self._timer: int | None = None
         self.is_closed = False
+
+    def ending(self, end: Callable[[], None]) -> Ending:
+        """Return a block of a coroutine at whose end `end` is called."""
+        return Ending(end, self._abandoned)
+
+    @suppress_errors("quotas")
+    def end_abandoned(self) -> None:
+        """End what is left of coroutines that the garbage collector has closed."""
+        while self._abandoned:
+            try:
+                end = self._abandoned.popleft()
+            except IndexError:  # another thread has taken the last one
+                return
+            end()
 
     def join(self, queues: Mapping[QueueKey, str], is_cancelled: Callable[[], bool]) -> Waiter:
         """Join each queue, behind others of the same sharer; wait if any is non-empty."""
@@ -163,6 +207,7 @@ class WaitQueues:
     @suppress_errors("quotas")
     def _look(self) -> None:
         """Wake cancelled waiters: a cancel signal has no callback."""
+        self.end_abandoned()
         with self._lock:
             self._timer = None
             for waiter in self._sleepers():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from otel_limits.core.terms import DEFAULT_TERMS, PricingTerms
 
@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from otel_limits.core.events import Event, Invocation
     from otel_limits.core.policy import Action, Unpriced, Verdict
     from otel_limits.runs.conversations import Conversation
+
+
+BLOCKED_LOOPS: Final[set[object]] = set()
+"""Event loops in whose thread a synchronous call waits for quotas. No other call in them can
+continue until it is done, so it must not wait for one of those."""
 
 
 class QuotaGate(Protocol):

@@ -67,6 +67,10 @@ class RunRegistry(Services):
         """Return the number of active invocations."""
         return len(self._live)
 
+    def __contains__(self, invocation_id: object) -> bool:
+        """Return whether an invocation is active."""
+        return invocation_id in self._live
+
     def price_of_request(self, request: AdmissionRequest, usage: Usage) -> Quote:
         """Return the price that a model call would have with this usage."""
         call = billable_call(request.model, request.provider, usage, None, request.terms)
@@ -400,6 +404,7 @@ class RunRegistry(Services):
                 oldest = next(iter(self._live.values()), None)
             if oldest is None or not self._over_capacity(oldest):
                 return
+            oldest.evicted = True
             oldest.finish("evicted")
 
     def _over_capacity(self, oldest: Run) -> bool:

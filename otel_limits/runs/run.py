@@ -80,6 +80,8 @@ class Run(Account):
     """Stop reason of the last leg that ended."""
     released = False
     """True once it is no longer followed, because otel-limits was disabled."""
+    evicted = False
+    """True if it was removed from the active invocations, although it has not ended."""
     repeated_failures = 0
     """Its number among the failures in a row, once it has failed."""
     _is_judged = False

@@ -87,6 +87,7 @@ class Process:
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
             queues=WaitQueues(CLOCK),
+            is_active=lambda _: True,
         )
         self.engine.client.start()
 

@@ -50,6 +50,7 @@ class Worker:
             publish=self.events.append,
             price=lambda *_: Quote(price=Decimal(1)),
             queues=self.queues,
+            is_active=lambda _: True,
         )
         self.engine.client.start()
 

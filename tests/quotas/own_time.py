@@ -194,6 +194,7 @@ class Worker:
                 publish=lambda _: None,
                 price=lambda *_: Quote(price=Decimal(0)),
                 queues=self.queues,
+                is_active=lambda _: True,
             )
 
     def run(self) -> None:

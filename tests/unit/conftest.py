@@ -17,8 +17,9 @@ import pytest
 from otel_limits.cli.parser import COMMANDS, make_parser
 from tests.ledger.fixtures import ledger, week
 from tests.quotas.fixtures import hold
+from tests.quotas.gates import open_gate
 
-__all__ = ["hold", "ledger", "week"]
+__all__ = ["hold", "ledger", "open_gate", "week"]
 
 FORBIDDEN: Final = {
     **dict.fromkeys(
