@@ -25,7 +25,7 @@ from otel_limits.observers.conventions import CONVENTIONAL
 from otel_limits.observers.metrics import METRICS
 from otel_limits.quotas.keys import Key
 from otel_limits.quotas.needs import QuotaNeed
-from otel_limits.quotas.refusals import exceeded, unanswered
+from otel_limits.quotas.refusals import UNAVAILABLE, exceeded, unanswered
 from otel_limits.quotas.store import CountState, Demand, Reply
 from otel_limits.settings.policy.document import AGENT_SETTINGS
 from otel_limits.settings.policy.reader import parse
@@ -142,7 +142,7 @@ def quota_breaches() -> dict[str, Breach]:
     demand, used = Demand(count=quota.count(key, now), amount=1, limit=30), CountState(30, 0, 30)
     breaches = {
         "a quota": exceeded(need, demand, Reply("refused", now), used),
-        "a quota without its store": unanswered(need, demand, None, now, 1),
+        "a quota without its store": unanswered(need, demand, None, now, 1, UNAVAILABLE),
     }
     return {name: replace(breach, origin=ORIGIN) for name, breach in breaches.items()}
 

@@ -124,7 +124,8 @@ class StoreClient:
             except StoreOutageError:  # it was not sent
                 reservation.is_unclaimed = was_unclaimed
                 raise
-            if reply.status == "refused" and not any(need.waits for need in reservation.needs):
+            is_kept = any(need.waits for need in reservation.needs) or reservation.apart is not None
+            if reply.status == "refused" and not is_kept:
                 reservation.is_unclaimed = False
             if reply.status in ("admitted", "refused"):
                 return reply
@@ -179,7 +180,8 @@ class StoreClient:
     def _looked(self, look: ReadCounts, future: Future[Reply]) -> None:
         error = future.exception()
         if isinstance(error, PermanentStoreError):
-            self.fallback.unshare(look.counts)
+            damaged = [look.counts[n] for n in error.damaged]
+            self.fallback.unshare(damaged or look.counts)
         elif error is not None:
             self.fallback.enter_outage()
         else:
@@ -338,6 +340,8 @@ class StoreClient:
 
 def settlement_of(reservation: QuotaReservation) -> Settle:
     """Return the settlement of a reservation, after settling any local reservation."""
+    if reservation.apart is not None:
+        settlement_of(reservation.apart)
     settlement = Settle(reservation.id, reservation.charges())
     # Both, because local usage must also reach the store after the outage.
     if reservation.reserved_in is not None:

@@ -34,6 +34,7 @@ from otel_limits.quotas.needs import (
 )
 from otel_limits.quotas.recovery import encode_charges
 from otel_limits.quotas.refusals import (
+    UNAVAILABLE,
     Denied,
     after_wait,
     decision_of,
@@ -249,10 +250,7 @@ class Engine:
         try:
             admission = await self._admissions.reserve(reservation)
         except StoreError as error:
-            # A permanent error is not an outage: a count that cannot be kept has no share.
-            if not isinstance(error, PermanentStoreError):
-                self.client.fallback.enter_outage()
-            return self._degrade(reservation)
+            return await self._reserve_despite(error, reservation)
         reply = admission.reply
         if reply.status == "refused":
             return await self._refuse(reservation, admission)
@@ -305,22 +303,51 @@ class Engine:
 
     # --- without the store ------------------------------------------------------------------------
 
+    async def _reserve_despite(
+        self, error: StoreError, reservation: QuotaReservation
+    ) -> Verdict | None:
+        """Decide without the store: about all quotas, or only about those whose data is damaged."""
+        # That is not an outage: a count that cannot be kept has no share.
+        if not isinstance(error, PermanentStoreError):
+            self.client.fallback.enter_outage()
+        elif error.damaged:
+            apart = reservation.split(error.damaged)
+            denied = self._denied_without_store(apart, str(error))
+            if denied is None:
+                return await self._reserve_or_refuse(reservation)
+            return self._halting(denied)
+        return self._degrade(reservation)
+
     def _degrade(self, reservation: QuotaReservation) -> Verdict | None:
         """Decide by this worker's local share, then by `on_store_error`."""
-        fallback = self.client.fallback
+        denied = self._denied_without_store(reservation, UNAVAILABLE)
+        if denied is not None:
+            return self._halting(denied)
+        self.client.reserve_later(reservation)
+        self._grant(reservation)
+        return None
+
+    def _halting(self, denied: Sequence[Denied]) -> Verdict | None:
+        verdict = verdict_of(denied)
+        return None if verdict is None else halting(verdict, UNCOUNTED)
+
+    def _denied_without_store(
+        self, reservation: QuotaReservation, why: str
+    ) -> Sequence[Denied] | None:
+        """Reserve locally, or return the refusals.
+
+        Args:
+            reservation: What to reserve.
+            why: Why the store cannot be asked.
+        """
         # Fill again: an attempt may have ended half-way, and the current windows decide.
         self.client.fill(reservation, forced=False)
         denied = self._blocked(reservation)
-        if not denied:
-            outcome = fallback.decide(reservation)
-            self._publish_decisions_without_store(reservation, outcome)
-            if outcome.is_admitted:
-                self.client.reserve_later(reservation)
-                self._grant(reservation)
-                return None
-            denied = self._denied(outcome)
-        verdict = verdict_of(denied)
-        return None if verdict is None else halting(verdict, UNCOUNTED)
+        if denied:
+            return denied
+        outcome = self.client.fallback.decide(reservation)
+        self._publish_decisions_without_store(reservation, outcome)
+        return None if outcome.is_admitted else self._denied(outcome, why)
 
     def _blocked(self, reservation: QuotaReservation) -> list[Denied]:
         """Return refusals for keys that this process has seen blocked."""
@@ -335,11 +362,11 @@ class Engine:
             self._publish_decision(reservation, need, "refused")
         return denied
 
-    def _denied(self, outcome: OutageDecision) -> list[Denied]:
+    def _denied(self, outcome: OutageDecision, why: str) -> list[Denied]:
         """Return the refusals of a decision without the store."""
         known, retry = self.client.fallback.known, LOOK_INTERVAL_SECONDS
         denied = [
-            (need, unanswered(need, demand, known(demand.count), self.client.now(), retry))
+            (need, unanswered(need, demand, known(demand.count), self.client.now(), retry, why))
             for need, demand in outcome.unanswered
         ]
         if outcome.reply is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -101,6 +101,8 @@ class QuotaReservation:
     """Requested from the store, in the order of the needs."""
     reserved_in: QuotaStore | None = None
     """The local store that holds it during an outage."""
+    apart: QuotaReservation | None = None
+    """The part in quotas whose data in the store cannot be read: only this process has it."""
     loop: object = None
     """The event loop in which its request waits."""
     waits_until: float = 0.0
@@ -128,6 +130,14 @@ class QuotaReservation:
         """Drop needs that are not reserved."""
         self.needs = [each for each in self.needs if each not in needs]
 
+    def split(self, positions: Collection[int]) -> QuotaReservation:
+        """Move the needs at these positions to a reservation that only this process has."""
+        needs = [self.needs[n] for n in positions]
+        self.leave_out(needs)
+        self.demands = ()
+        self.apart = QuotaReservation(f"{self.id}-apart", self.request, needs, apart=self.apart)
+        return self.apart
+
     @property
     def asked(self) -> list[Asked]:
         """Pairs of needs and their demands."""
@@ -150,6 +160,8 @@ class QuotaReservation:
 
     def note(self, call: ModelCall) -> tuple[Charge, ...]:
         """Add the usage of a call that has ended, and return it."""
+        if self.apart is not None:
+            self.apart.note(call)
         earlier = self.charges()
         self.ended.append(call.call_id)
         self.tokens += call.usage.total

@@ -277,6 +277,11 @@ class KeyNames:
         arguments = [str(REMEMBERED_SECONDS * 1000), *(str(place) for _, place in places)]
         return ScriptCall("rebuild", keys, arguments)
 
+    def probe(self, counts: Iterable[Count]) -> ScriptCall:
+        """Return the script call that names the damaged key of each count."""
+        keys = chain.from_iterable((*self.bucket(each), self.grants(each)) for each in counts)
+        return ScriptCall("probe", [self.marker, *keys], [])
+
     def change(self, count: Count, change: Change) -> ScriptCall:
         """Return the script call that changes a count or its key."""
         if isinstance(change, Reset):

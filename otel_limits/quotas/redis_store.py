@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from redis import exceptions
@@ -46,9 +46,12 @@ from otel_limits.quotas.store import (
     Publishes,
     ReadConversation,
     ReadCounts,
+    Renew,
     Reply,
+    Reserve,
     Restores,
     SendsKills,
+    Settle,
     StoreAuthenticationError,
     StoreError,
     StorePlace,
@@ -59,6 +62,8 @@ from otel_limits.quotas.store import (
 if TYPE_CHECKING:
     import redis
 
+
+T = TypeVar("T")
 
 # --- the store ------------------------------------------------------------------------------------
 
@@ -103,15 +108,42 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
         """
         found = self._server.replies([self._names.call_of(each) for each in operations])
         replies = [
-            Reply("failed", time.time(), error=str(reply))
-            if isinstance(reply, Exception)
-            else scripts.reply_of(operation, reply)
+            self._reply_to(operation, reply)
             for operation, reply in zip(operations, found, strict=True)
         ]
         if any(reply.status == "lost" for reply in replies):
             # A new connection begins a run if there is none: the server may have been emptied.
             self._server.disconnect()
         return replies
+
+    def _reply_to(self, operation: Operation, reply: Any) -> Reply:
+        if isinstance(reply, Exception):
+            return self._without_damaged(operation, reply)
+        try:
+            return scripts.reply_of(operation, reply)
+        except ValueError as error:  # a count is not a number
+            return self._without_damaged(operation, error)
+
+    def _without_damaged(self, operation: Operation, error: Exception) -> Reply:
+        """Apply an operation to the counts whose keys are in order, unless it reserves all or none.
+
+        Returns:
+            Its failure, with the positions of the other counts.
+        """
+        failure = Reply("failed", time.time(), error=str(error))
+        counts = counts_of(operation)
+        names = self._server.evaluate(self._names.probe(counts)) if counts else []
+        damaged = [n for n, name in enumerate(names) if name]
+        if not damaged:
+            return failure
+        rest = leave_out(operation, damaged)
+        if rest is not None:
+            self._server.replies([self._names.call_of(rest)])
+        named = " and ".join(repr(names[n]) for n in damaged)
+        why = (
+            f"data of another program is under the key {named} of the quota store; rename that key"
+        )
+        return replace(failure, error=why, unmet=tuple(damaged))
 
     def restore(self, counts: Sequence[KnownCount]) -> str:
         """Restore counts; return the name of the server's current run."""
@@ -309,6 +341,35 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
     def close(self) -> None:
         """Close every connection."""
         self._server.close()
+
+
+def counts_of(operation: Operation) -> list[Count]:
+    """Return the counts that an operation changes or reads."""
+    match operation:
+        case ReadCounts(counts=counts):
+            return [count for count, _ in counts]
+        case Settle(charges=parts) | Reserve(demands=parts) | Renew(demands=parts):
+            return [each.count for each in parts]
+        case _:
+            return []
+
+
+def leave_out(operation: Operation, positions: Collection[int]) -> Operation | None:
+    """Return an operation without some of its counts; `None` if it must have all of them."""
+    match operation:
+        case Settle(charges=charges):
+            return replace(operation, charges=without(charges, positions))
+        case Renew(demands=demands):
+            return replace(operation, demands=without(demands, positions))
+        case Reserve(demands=demands) if not any(each.enforced for each in demands):
+            return replace(operation, demands=without(demands, positions))
+        case _:
+            return None
+
+
+def without(parts: Sequence[T], positions: Collection[int]) -> tuple[T, ...]:
+    """Return what is not at these positions."""
+    return tuple(each for n, each in enumerate(parts) if n not in positions)
 
 
 def _received(subscription: Any, closing: threading.Event) -> Iterator[Any]:

@@ -131,10 +131,18 @@ def _blocked(need: QuotaNeed, state: CountState, block: Block, ends: float, now:
     return _breach(need, state, note, observed=state.used, resets_at=ends, retry_after=wait)
 
 
+UNAVAILABLE: Final = "the quota store is unavailable"
+
+
 def unanswered(
-    need: QuotaNeed, demand: Demand, known: CountState | None, now: float, retry: float
+    need: QuotaNeed,
+    demand: Demand,
+    known: CountState | None,
+    now: float,
+    retry: float,
+    why: str,
 ) -> Breach:
-    """Describe a refusal because the store is unavailable.
+    """Describe a refusal because the store cannot be asked.
 
     Args:
         need: What could not be reserved.
@@ -142,13 +150,11 @@ def unanswered(
         known: Last known state of the count.
         now: The store's time.
         retry: Seconds until the store is tried again.
+        why: Why it cannot be asked.
     """
     ends = resets_at(demand.count, known, now)
     last = "" if known is None else f"; last known state: {_describe(need, known, ends)}"
-    note = (
-        f"quota {need.quota.name!r} could not be checked{_whose(need)} because the quota store is "
-        f"unavailable{last}"
-    )
+    note = f"quota {need.quota.name!r} could not be checked{_whose(need)} because {why}{last}"
     state = known or CountState(0, 0, demand.capacity)
     breach = _breach(need, state, note, observed=0, resets_at=ends, retry_after=retry)
     cap = in_unit(need.quota.unit, need.limit)

@@ -83,7 +83,17 @@ class StoreOutageError(StoreError):
 
 
 class PermanentStoreError(StoreError):
-    """The store is available, but stored data makes the operation impossible."""
+    """The store is available, but stored data makes the operation impossible.
+
+    Args:
+        reason: Why it is.
+        damaged: The positions of the counts with that data, if they are known.
+    """
+
+    def __init__(self, reason: str, damaged: tuple[int, ...] = ()) -> None:
+        """Create the error."""
+        super().__init__(reason)
+        self.damaged = damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +370,8 @@ class Reply:
     states: tuple[CountState, ...] = ()
     """In the order of the demands, charges or counts."""
     unmet: tuple[int, ...] = ()
-    """Positions of the demands that could not be met, enforced or not."""
+    """Positions of the demands that could not be met, enforced or not; in a failure, of the counts
+    whose data cannot be read."""
     changes_at: float = math.inf
     """When the first blocking reservation expires, or enough has flowed back; the store's time."""
     error: str = ""

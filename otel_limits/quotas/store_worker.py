@@ -269,7 +269,7 @@ class ThreadedExecutor:
         for (operation, future), reply in zip(live, replies, strict=True):
             if reply.status == "failed":
                 quarantine(operation, reply)
-                future.set_exception(PermanentStoreError(reply.error))
+                future.set_exception(PermanentStoreError(reply.error, reply.unmet))
             else:
                 future.set_result(reply)
 

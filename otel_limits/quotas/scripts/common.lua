@@ -102,7 +102,10 @@ local function begin(count, run)
   end
 end
 
--- Read a count, and the lease of an operation if one is given.
+local LEASE = '^(%d+) ([01]) (%d+) (%d+)$'
+
+-- Read a count, and the lease of an operation if one is given. Data of another program aborts the script here,
+-- before anything is changed.
 local function open(run, bucket, leases, operation)
   local found = redis.call('HMGET', bucket, 'used', 'reserved', 'doubtful', 'at', 'waited', 'run', 'base',
     'reset', 'kept', 'lease:' .. (operation or ''), 'lost:' .. (operation or ''), 'pace', 'flow')
@@ -123,6 +126,8 @@ local function open(run, bucket, leases, operation)
     local amount, per = string.match(found[12], '^(%d+) (%d+)$')
     count.amount, count.per = tonumber(amount), tonumber(per)
   end
+  local _ = count.used + count.reserved + count.doubtful + count.waited + count.base + count.kept
+    + redis.call('ZCARD', leases) + (count.lease and string.match(count.lease, LEASE) or 0)
   if (found[6] or '') ~= run then
     begin(count, run)
   end
@@ -161,7 +166,7 @@ end
 
 -- Release one lease of a count, and count the usage of its call.
 local function release(count, lease, used)
-  local amount, certain, _, place = string.match(lease, '^(%d+) ([01]) (%d+) (%d+)$')
+  local amount, certain, _, place = string.match(lease, LEASE)
   local held, unspent = math.min(amount, count.reserved), amount - used
   if count.amount then
     -- What has flowed back is not given back again.

@@ -24,6 +24,7 @@ local counts = {}
 -- All are read before any is changed: data of another program aborts the script.
 for n = 1, (#KEYS - 3) / 4 do
   counts[n] = open(run, KEYS[4 * n], KEYS[4 * n + 1], operation)
+  redis.call('ZCARD', KEYS[4 * n + 3])
 end
 local is_done = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^settled ')
 local is_earlier = ARGV[6] == '1'

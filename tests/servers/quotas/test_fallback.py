@@ -151,6 +151,26 @@ def test_key_that_is_no_longer_read_has_no_share(fleet: Fleet) -> None:
     assert one.call(f"other {LOOKED_AT}")
 
 
+def test_damaged_key_leaves_the_others_their_shares(fleet: Fleet, server: Server) -> None:
+    """They are read together."""
+    worker = Worker(fleet.wire.url, quota(key=Template("agent")))
+    fleet.workers.append(worker)
+    assert worker.call("joe")
+    (damaged,) = server.client.keys("*:model_calls")
+    assert worker.call("jane")
+    server.client.hset(damaged, "used", "x")
+    client = worker.engine.client
+    looked = client.fallback.looks
+
+    def has_looked() -> bool:
+        client.look_again()
+        return client.fallback.looks >= looked + 3
+
+    eventually(has_looked)
+    fleet.cut()
+    assert worker.call("jane")
+
+
 def test_known_block_is_enforced_in_an_outage(
     hold: Hold, make_agent: MakeAgent, own_server: Server, store_of: StoreOf
 ) -> None:

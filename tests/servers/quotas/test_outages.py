@@ -15,6 +15,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from strands import tool
 
 import otel_limits
+from otel_limits import QuotaUnavailableError, stop_of
 from otel_limits.core.events import InternalError, QuotaDecision, QuotaUse
 from otel_limits.quotas.keys import Template
 from otel_limits.quotas.redis_scripts import LOADED, KeyNames, sha_of
@@ -42,9 +43,10 @@ from tests.quotas.fixtures import PATIENCE, Server, Wire, eventually
 from tests.quotas.waiters import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterable, Callable, Iterator
 
     from strands import Agent
+    from strands.types.streaming import StreamEvent
 
     from otel_limits.core.events import Event
     from tests.conftest import MakeAgent
@@ -547,6 +549,86 @@ def test_key_of_a_wrong_type_affects_one_key_only(
     assert [jane("go").stop_reason for _ in range(3)] == ["end_turn"] * 3
 
 
+DAMAGES: dict[str, tuple[str, Callable[[Any, str], object]]] = {
+    "another type": ("", lambda client, key: client.lpush(key, "x")),
+    "no number": ("", lambda client, key: client.hset(key, "used", "x")),
+    "leases": (":leases", lambda client, key: client.set(key, "x")),
+}
+"""How another program changes the key of a count, or one that begins with its name."""
+
+
+def damage(place: Place, quota: str, kind: str) -> str:
+    """Damage a key of a quota as another program would; return its name."""
+    suffix, write = DAMAGES[kind]
+    (bucket,) = place.server.client.keys(f"*:{quota}:*:model_calls")
+    key: str = bucket + suffix
+    if kind != "no number":
+        place.server.client.delete(key)
+    write(place.server.client, key)
+    return key
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+@pytest.mark.parametrize("mode", ["allow", "deny"])
+def test_damaged_key_affects_its_quota_only(
+    hold: Hold, make_agent: MakeAgent, place: Place, mode: str, kind: str
+) -> None:
+    """`on_store_error` decides about it, and the others count the call."""
+    hold({"calls": CALLS | {"on_store_error": mode}, "total": CALLS}, place.server.url)
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    agent("go")
+    key = damage(place, "calls", kind)
+    result = agent("go")
+    stop = stop_of(result)
+    assert result.stop_reason == ("end_turn" if mode == "allow" else "quota_unavailable")
+    named = f"under the key '{key}' of the quota store; rename that key"
+    assert (stop is not None and named in stop.sentence) == (mode == "deny")
+    total = otel_limits.remaining("total")
+    assert (total.used, total.reserved) == (1 + (mode == "allow"), 0)
+
+
+def test_reading_a_damaged_count_fails_alone(
+    hold: Hold, make_agent: MakeAgent, place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is no outage."""
+    hold({"calls": CALLS, "total": CALLS}, place.server.url)
+    make_agent(ScriptedModel([says("done")]))("go")
+    key = damage(place, "calls", "no number")
+    with pytest.raises(QuotaUnavailableError) as caught:
+        otel_limits.remaining("calls")
+    assert repr(key) in str(caught.value.__cause__)
+    assert otel_limits.remaining("total").used == 1
+    assert UNAVAILABLE not in caplog.text
+
+
+@pytest.mark.usefixtures("faulty")
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_damaged_key_loses_no_settlement_of_other_quotas(
+    hold: Hold,
+    make_agent: MakeAgent,
+    place: Place,
+    kind: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log names the key."""
+    hold({"calls": CALLS, "total": CALLS}, place.server.url)
+    keys: list[str] = []
+
+    class Damaging(ScriptedModel):
+        """A model during whose call a key is damaged."""
+
+        async def stream(self, *arguments: Any, **named: Any) -> AsyncIterable[StreamEvent]:
+            """Damage it."""
+            keys.append(damage(place, "calls", kind))
+            async for event in super().stream(*arguments, **named):
+                yield event
+
+    make_agent(Damaging([says("done")]))("go")
+    total = otel_limits.remaining("total")
+    assert (total.used, total.reserved) == (1, 0)
+    assert f"under the key '{keys[0]}' of the quota store" in caplog.text
+
+
 def test_shared_keys_of_a_wrong_type_stop_no_call(
     hold: Hold, make_agent: MakeAgent, place: Place
 ) -> None:
@@ -585,4 +667,4 @@ def test_impossible_settlement_is_quarantined(
     place.recover()
     eventually(lambda: RECOVERED in caplog.text)
     assert otel_limits.remaining("calls", agent="jane").used == 1
-    assert "quarantined: WRONGTYPE" in caplog.text
+    assert f"quarantined: data of another program is under the key {bucket!r}" in caplog.text

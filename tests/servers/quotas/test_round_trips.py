@@ -104,6 +104,7 @@ def test_a_model_call_costs_two_commands_however_many_quotas_apply(
         "pexpireat",
         "pttl",
         "zadd",
+        "zcard",
         "zrange",
         "zrem",
         "zrangebyscore",
