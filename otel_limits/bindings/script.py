@@ -59,11 +59,12 @@ class Script:
                 framework, and be replaced there.
         """
         self._requests += 1
-        for answer in self._answers:
-            return answer
-        raise RuntimeError(
-            f"The script has no answer for request {self._requests}. Add one, or use endless()."
-        )
+        try:
+            return next(self._answers)
+        except StopIteration:
+            raise RuntimeError(
+                f"The script has no answer for request {self._requests}. Add one, or use endless()."
+            ) from None
 
 
 CACHED: Final = ("cacheReadInputTokens", "cacheWriteInputTokens")

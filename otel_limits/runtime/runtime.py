@@ -183,7 +183,7 @@ class Runtime:
         """Frameworks of agents with their own limits, wherever they are installed."""
         self._installer = ProcessorInstaller(LimitsSpanProcessor(runs, span_names(frameworks)))
         self._provides = False
-        self._loads_prices = False
+        self._is_first_call_due = False
         self._carries_into_threads = False
         self._follows = False
         self._host_frameworks()
@@ -266,7 +266,7 @@ class Runtime:
         """Connect observers according to `settings`; each framework is tracked once imported."""
         INTERNAL_ERRORS.publish_lapse = self._report_lapse
         self._wire(settings)
-        self._loads_prices = True
+        self._is_first_call_due = True
         self._installer.attach()
         self._follows = True
 
@@ -466,8 +466,8 @@ class Runtime:
         """
         if has_own and not self._follows:
             self._follow_own(read_settings().settings)
-        if self._loads_prices:
-            self._load_prices()
+        if self._is_first_call_due:
+            self._prepare_first_call()
         self._carry_into_threads()
         if not self._provides:
             return
@@ -495,7 +495,7 @@ class Runtime:
 
             carry_context_into_threads()
 
-    def _load_prices(self) -> None:
+    def _prepare_first_call(self) -> None:
         """Load the price list and import the ledger, once.
 
         Not earlier, because this process may be in the middle of an import, and not later, as the
@@ -504,8 +504,8 @@ class Runtime:
         the price list, and fails if that is only partly imported.
         """
         with self._lock:
-            if self._loads_prices:
-                self._loads_prices = False
+            if self._is_first_call_due:
+                self._is_first_call_due = False
                 self._wiring.import_packages()
                 threading.Thread(target=self._wiring.load_prices, daemon=True).start()
 

@@ -295,6 +295,13 @@ class Wiring:
         if self._quotas is not None:
             self._quotas.after_fork()
 
+    def import_packages(self) -> None:
+        """Import in this thread what the first call needs, of the price list and the ledger."""
+        self._prices_of(self._document).import_package()
+        if (ledger := self.opened("ledger")) is not None:
+            with contextlib.suppress(Exception):  # its first event reports it
+                ledger.import_packages()
+
     # --- observers --------------------------------------------------------------------------------
 
     def flushes(self) -> list[Callable[[], object]]:
@@ -388,13 +395,6 @@ class Wiring:
         """Use the prices and quotas of the current policy file."""
         self._document = document
         self._runs.prices = self._prices_of(document)
-
-    def import_packages(self) -> None:
-        """Import in this thread what the first call needs, of the price list and the ledger."""
-        self._prices_of(self._document).import_package()
-        if (ledger := self.opened("ledger")) is not None:
-            with contextlib.suppress(Exception):  # its first event reports it
-                ledger.import_packages()
 
     def load_prices(self) -> None:
         """Load the price list before the first model call needs it."""
