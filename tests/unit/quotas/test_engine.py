@@ -484,6 +484,9 @@ def test_waiting_call_of_an_evicted_invocation_is_sent(
         fake_time.advance(2)
         newest = start(make_agent(model, name="newest"))
         await until(lambda: recorder.waiting == 2)
+        fake_time.advance(LOOK_SECONDS)
+        await asyncio.sleep(0.01)
+        assert (model.calls, recorder.waiting) == (1, 2)
         await release()
         results = await asyncio.gather(oldest, newest)
         assert [each.stop_reason for each in results] == ["end_turn"] * 2
