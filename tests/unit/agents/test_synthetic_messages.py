@@ -128,7 +128,7 @@ def test_synthetic_messages_are_those_that_were_added(
 
 
 @each_end
-def test_ledger_knows_the_synthetic_messages(
+def test_ledger_counts_the_synthetic_messages(
     run: Callable[[], str],
     action: Any,
     ledger: LedgerFile,
@@ -145,7 +145,7 @@ def test_ledger_knows_the_synthetic_messages(
     assert dict(zip(head, row, strict=True))["synthetic_halts"] == str(int(is_added))
 
 
-def test_error_of_a_halt_says_whether_a_message_was_added() -> None:
+def test_error_of_a_halt_has_no_message_in_a_session() -> None:
     """An application that catches it knows what its user will read."""
     enable(max_turns=1, action="raise")
     with pytest.raises(LimitReachedError) as raised:

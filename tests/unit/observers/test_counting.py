@@ -156,6 +156,7 @@ STOP = Stop(
     synthetic=True,
     levels=(Level("max_turns", 4, 1), Level("max_token_budget", 100, 120)),
 )
+OBSERVED = replace(STOP, action="observed", synthetic=False)
 QUOTA_USE = QuotaUse(
     quota="users",
     key="#1f2e",
@@ -475,7 +476,7 @@ def test_a_limit_that_is_gone_is_0(way: Way) -> None:
 
 def test_an_observed_breach_is_no_overshoot_and_no_synthetic_message(way: Way) -> None:
     """Only enforced limits show how well enforcement works."""
-    way.publish(STARTED, replace(HALT, action="observed"), replace(STOP, action="observed"))
+    way.publish(STARTED, replace(HALT, action="observed"), OBSERVED)
 
     labels = {"agent": "research", "limit": "max_token_budget"}
     assert way.value("otel_limits_overshoot_tokens_sum", **labels) is None
