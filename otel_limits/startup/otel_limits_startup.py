@@ -319,7 +319,7 @@ def report_missing(error: Exception) -> None:
         return
     hiding = hiding_file(error)
     if hiding is None:
-        because, advice = error, "Install otel-limits there" + or_delete_autoload()
+        because, advice = str(error), "Install otel-limits there" + or_delete_autoload()
     else:
         because = "%s: %s, in %s" % (type(error).__name__, error, hiding)
         advice = "Correct that file, or rename it if it hides another module"

@@ -15,7 +15,7 @@ from strands import Agent, tool
 
 from otel_limits import LimitReachedError, Stop, enable, stop_of
 from otel_limits.cli import main
-from otel_limits.testing import ScriptedModel, endless, says, uses
+from otel_limits.testing import ScriptedChatModel, ScriptedModel, endless, says, uses
 from tests.langchain import graphs
 from tests.openai_agents import runs
 
@@ -68,15 +68,16 @@ def thread() -> str:
 
 def counter() -> str:
     """A graph whose state has no messages."""
-    model = graphs.ScriptedChatModel(endless(says("x")))
+    model = ScriptedChatModel(endless(says("x")))
 
     def count(state: Any) -> Any:
         return {"count": state["count"] + len(model.invoke("go").text)}
 
     builder = StateGraph(Counter).add_node("count", count).add_edge(START, "count")
     builder.add_conditional_edges("count", lambda _: "count")
+    graph: Any = builder.compile(name="boss")
     with contextlib.suppress(LimitReachedError):
-        return str(builder.compile(name="boss").invoke({"count": 0}, graphs.STEPS))
+        return str(graph.invoke({"count": 0}, graphs.STEPS))
     return ""
 
 
