@@ -20,31 +20,6 @@ from otel_limits.core.errors import (
     QuotaExceededError,
     QuotaUnavailableError,
 )
-from otel_limits.core.events import (
-    Cycle,
-    Enforcing,
-    Event,
-    Halt,
-    InternalError,
-    Invocation,
-    LimitWarning,
-    ModelCall,
-    Observer,
-    ObserverDropped,
-    ObserverLag,
-    PolicyRead,
-    QuotaDecision,
-    QuotaGrant,
-    QuotaUse,
-    QuotaWait,
-    RepeatedFailures,
-    Started,
-    Stop,
-    TaskLost,
-    TaskUsage,
-    ToolCall,
-    Turn,
-)
 from otel_limits.core.limits import (
     KILLED_STOP_REASON,
     LOOP_DETECTED_STOP_REASON,
@@ -63,10 +38,35 @@ from otel_limits.core.limits import (
     Level,
     Limits,
 )
-from otel_limits.core.usage import QuotaRefusal, Remaining, Usage
 
 if TYPE_CHECKING:
     from otel_limits.bindings.known import is_synthetic, stop_of, stops_of
+    from otel_limits.core.events import (
+        Cycle,
+        Enforcing,
+        Event,
+        Halt,
+        InternalError,
+        Invocation,
+        LimitWarning,
+        ModelCall,
+        Observer,
+        ObserverDropped,
+        ObserverLag,
+        PolicyRead,
+        QuotaDecision,
+        QuotaGrant,
+        QuotaUse,
+        QuotaWait,
+        RepeatedFailures,
+        Started,
+        Stop,
+        TaskLost,
+        TaskUsage,
+        ToolCall,
+        Turn,
+    )
+    from otel_limits.core.usage import QuotaRefusal, Remaining, Usage
     from otel_limits.plugin import LimitsPlugin
     from otel_limits.quotas.remaining import remaining, remaining_async
     from otel_limits.runs.registry import kill
@@ -144,7 +144,35 @@ __all__ = [
 ]
 
 
+EVENTS, USAGE = "otel_limits.core.events", "otel_limits.core.usage"
+
 LAZY_NAMES = {
+    "Cycle": EVENTS,
+    "Enforcing": EVENTS,
+    "Event": EVENTS,
+    "Halt": EVENTS,
+    "InternalError": EVENTS,
+    "Invocation": EVENTS,
+    "LimitWarning": EVENTS,
+    "ModelCall": EVENTS,
+    "Observer": EVENTS,
+    "ObserverDropped": EVENTS,
+    "ObserverLag": EVENTS,
+    "PolicyRead": EVENTS,
+    "QuotaDecision": EVENTS,
+    "QuotaGrant": EVENTS,
+    "QuotaUse": EVENTS,
+    "QuotaWait": EVENTS,
+    "RepeatedFailures": EVENTS,
+    "Started": EVENTS,
+    "Stop": EVENTS,
+    "TaskLost": EVENTS,
+    "TaskUsage": EVENTS,
+    "ToolCall": EVENTS,
+    "Turn": EVENTS,
+    "QuotaRefusal": USAGE,
+    "Remaining": USAGE,
+    "Usage": USAGE,
     "LimitsPlugin": "otel_limits.plugin",
     "disable": "otel_limits.runtime.enable",
     "enable": "otel_limits.runtime.enable",
@@ -156,7 +184,8 @@ LAZY_NAMES = {
     "stop_of": "otel_limits.bindings.known",
     "stops_of": "otel_limits.bindings.known",
 }
-"""Names that import a framework or the OpenTelemetry SDK, which `audit` and others don't need."""
+"""Names whose import takes long, and which most commands do not need: of a framework, of the
+OpenTelemetry SDK, or of classes with many fields."""
 
 
 def __getattr__(name: str) -> Any:

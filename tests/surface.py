@@ -18,7 +18,7 @@ import otel_limits
 import otel_limits.frameworks
 import otel_limits.testing
 from otel_limits.audit.questions import QUESTIONS
-from otel_limits.bindings.third_party import GROUP
+from otel_limits.bindings.entry_points import GROUP
 from otel_limits.cli import quotas
 from otel_limits.cli.doctor import finding
 from otel_limits.cli.doctor.finding import Finding

@@ -8,17 +8,12 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_limits.bindings.entry_points import EntryPoint, Installed, installed_entry_points
 from otel_limits.bindings.langchain.langchain_framework import LANGCHAIN
 from otel_limits.bindings.openai_agents.openai_agents_framework import OPENAI_AGENTS
 from otel_limits.bindings.recognition import is_importable
 from otel_limits.bindings.strands.strands_framework import STRANDS
-from otel_limits.bindings.third_party import (
-    BindingError,
-    EntryPoint,
-    Installed,
-    ThirdPartyFramework,
-    read_installed,
-)
+from otel_limits.bindings.third_party import BindingError, ThirdPartyFramework
 from otel_limits.core.events import stop_from_json
 from otel_limits.core.installing import install_command
 from otel_limits.otel.kinds import OWN_SPANS
@@ -37,11 +32,6 @@ OURS: Final[tuple[BaseFramework, ...]] = (STRANDS, LANGCHAIN, OPENAI_AGENTS)
 
 FRAMEWORKS: Final[list[Framework]] = [*OURS]
 """Those, and the ones of other distributions once `know` has added them."""
-
-
-def installed_entry_points() -> Installed:
-    """Read the frameworks of other distributions in this environment."""
-    return read_installed(OURS)
 
 
 def know(entry_points: Iterable[EntryPoint]) -> None:

@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from typing import Any, Final
 
-from otel_limits.bindings.known import installed_entry_points
+from otel_limits.bindings.entry_points import installed_entry_points
 from otel_limits.cli.command import add_command, add_group, refuse
 from otel_limits.core.limits import PREFIX
 from otel_limits.core.secrets import redact_url

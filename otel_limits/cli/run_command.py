@@ -17,7 +17,7 @@ from itertools import dropwhile
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_limits.bindings.known import FRAMEWORKS, know_installed
+from otel_limits.bindings.entry_points import OWN_PACKAGES, Installed, installed_entry_points
 from otel_limits.cli.command import add_command, refuse, without_separator
 from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_url
@@ -176,13 +176,15 @@ def run(options: Namespace) -> int:
     # As the program will read them, so mistakes are found before it starts.
     reading = read_settings(environ)
     settings = reading.settings
-    installed = know_installed()  # also for what is examined next
+    installed = installed_entry_points()
     policy_file = PolicyFile(settings.policy_path)
     mistakes = [
         *reading.mistakes,
         *(installed.broken if settings.strict else ()),
         *policy_mistakes(settings.policy, policy_file),
-        *program_mistakes(command, environ, is_strict=settings.strict and not settings.disabled),
+        *program_mistakes(
+            command, environ, installed, is_strict=settings.strict and not settings.disabled
+        ),
     ]
     if mistakes:
         return refuse(mistakes)
@@ -260,14 +262,14 @@ def given_options(options: Namespace) -> dict[str, str]:
 
 
 def program_mistakes(
-    command: Sequence[str], environ: Mapping[str, str], *, is_strict: bool
+    command: Sequence[str], environ: Mapping[str, str], installed: Installed, *, is_strict: bool
 ) -> list[str]:
     """Return why the program cannot run with limits, as far as can be known beforehand."""
     if not command or not command[0]:
         return ["No program given. Try: otel-limits run -- python app.py"]
     if is_strict and is_other_program(command, environ):
         return [REFUSAL.format(shown(command))]
-    isolation = isolation_problem(command, environ)
+    isolation = isolation_problem(command, environ, installed)
     return [] if isolation is None else [isolation]
 
 
@@ -394,12 +396,15 @@ def is_other_program(command: Sequence[str], environ: Mapping[str, str]) -> bool
     return not is_missing and interpreter_of(command, path) is None
 
 
-def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str | None:
+def isolation_problem(
+    command: Sequence[str], environ: Mapping[str, str], installed: Installed
+) -> str | None:
     """Return why agents of the Python that a command starts would not be limited, by its answer.
 
     Args:
         command: The command to start.
         environ: Its environment.
+        installed: The frameworks that other distributions limit.
     """
     interpreter = interpreter_of(command, environ.get("PATH"))
     if interpreter is None:
@@ -409,7 +414,8 @@ def isolation_problem(command: Sequence[str], environ: Mapping[str, str]) -> str
         return problem
     # As Python will look for modules: next to a script, otherwise in the current directory.
     directory = "" if script is None else str(Path(script).parent)
-    distributions = [framework.distribution for framework in FRAMEWORKS]
+    others = (each.framework for each in installed.entry_points)
+    distributions = dict.fromkeys((*OWN_PACKAGES.values(), *others))
     try:
         done = subprocess.run(  # noqa: S603  the user's own Python
             [*words, "-c", QUESTION, directory, *distributions],

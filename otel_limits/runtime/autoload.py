@@ -21,8 +21,7 @@ from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Final
 
-from otel_limits.bindings.known import installed_entry_points
-from otel_limits.bindings.third_party import EntryPoint, entry_points_of
+from otel_limits.bindings.entry_points import EntryPoint, entry_points_of, installed_entry_points
 from otel_limits.startup import otel_limits_startup
 
 NAME: Final = "otel_limits_autoload"

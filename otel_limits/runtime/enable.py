@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from otel_limits.bindings.entry_points import Installed, entry_points_of
 from otel_limits.bindings.known import know, know_installed, known_entry_points, missing_framework
-from otel_limits.bindings.third_party import Installed, entry_points_of
 from otel_limits.core.errors import ConfigurationError
 from otel_limits.core.internal_errors import INTERNAL_ERRORS
 from otel_limits.core.limits import (

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from otel_limits.bindings.known import importable_frameworks, installed_entry_points, know
+from otel_limits.bindings.entry_points import installed_entry_points
+from otel_limits.bindings.known import importable_frameworks, know
 from otel_limits.settings.policy.file import PolicyFile
 from otel_limits.settings.settings_reader import read_settings
 
 if TYPE_CHECKING:
+    from otel_limits.bindings.entry_points import Installed
     from otel_limits.bindings.framework import Framework
-    from otel_limits.bindings.third_party import Installed
     from otel_limits.cli.doctor.launcher import Launcher, UnknownLauncherError
     from otel_limits.core.policy import Policy
     from otel_limits.settings.policy.document import Document

@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from otel_limits.core.comparisons import NOT_COMPARABLE
 from otel_limits.core.errors import ConfigurationError
-from otel_limits.core.events import PolicyRead
 from otel_limits.core.internal_errors import suppress_errors
 from otel_limits.core.policy import Policy
-from otel_limits.core.price_lookup import Prices, missing_prices
 from otel_limits.core.secrets import redact_value
 from otel_limits.runs.clock import CLOCK
 from otel_limits.settings.policy.document import NO_DOCUMENT, Document
@@ -134,6 +132,7 @@ class PolicyFile:
         if self.path is None:
             return
         # Not needed by commands, which read a file and publish nothing.
+        from otel_limits.core.events import PolicyRead
         from otel_limits.runs.registry import LIVE
 
         changeable = is_changeable(self.path)
@@ -243,7 +242,12 @@ def price_mistakes(policy: Policy | Overrides, document: Document) -> list[str]:
     """Report a cost limit set outside the policy file if prices are not available."""
     caps = (policy.limits, policy.tree, policy.conversation)
     capped = any(each.max_cost_usd is not None for each in caps)
-    if not capped or Prices(document.price_list()).available:
+    if not capped:
+        return []
+    # Most programs have no such limit, and `otel-limits run` only looks for mistakes.
+    from otel_limits.core.price_lookup import Prices, missing_prices
+
+    if Prices(document.price_list()).available:
         return []
     return [f"max_cost_usd {missing_prices()}"]
 

@@ -24,6 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 import otel_limits
 from otel_limits.bindings import recognition
+from otel_limits.bindings.entry_points import Installed
 from otel_limits.bindings.known import FRAMEWORKS
 from otel_limits.cli.run_command import isolation_problem
 from otel_limits.otel.export import tracer_provider
@@ -705,7 +706,7 @@ def pex(tmp_path: Path) -> Path:
 def test_python_is_asked_with_its_options(options: str, obstacle: str | None) -> None:
     """It knows best which of them keep it from loading otel-limits, and names the most severe."""
     environ = environment_for_run({"PATH": os.environ["PATH"]})
-    problem = isolation_problem([sys.executable, *options.split(), "app.py"], environ)
+    problem = isolation_problem([sys.executable, *options.split(), "app.py"], environ, Installed())
     expected = f"{sys.executable} {obstacle} would ignore all limits. Start it without {obstacle}"
     assert (problem or "").startswith(expected if obstacle else "")
     assert (problem is None) is (obstacle is None)
@@ -716,7 +717,7 @@ def test_python_that_cannot_be_asked_is_started(script: str) -> None:
     python = Path(script).with_name("python3")
     Path(script).rename(python)
     python.write_text(f"#!{python}\n")
-    assert isolation_problem([str(python)], {"PATH": ""}) is None
+    assert isolation_problem([str(python)], {"PATH": ""}, Installed()) is None
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ import otel_limits
 from otel_limits import Cycle, Event, Halt, Limits, ModelCall, Started, Stop, ToolCall, Turn
 from otel_limits.bindings import known
 from otel_limits.bindings.class_patches import Patches
-from otel_limits.bindings.third_party import EntryPoint, ThirdPartyFramework
+from otel_limits.bindings.entry_points import EntryPoint
+from otel_limits.bindings.third_party import ThirdPartyFramework
 from otel_limits.core.policy import Policy
 from otel_limits.frameworks import (
     follow,

@@ -17,8 +17,13 @@ import pytest
 import otel_limits
 from otel_limits import Enforcing, Event, Limits, Stop
 from otel_limits.bindings import known
-from otel_limits.bindings.known import OURS, installed_entry_points, installed_frameworks, know
-from otel_limits.bindings.third_party import Installed, ThirdPartyFramework, entry_points_of
+from otel_limits.bindings.entry_points import (
+    Installed,
+    entry_points_of,
+    installed_entry_points,
+)
+from otel_limits.bindings.known import OURS, installed_frameworks, know
+from otel_limits.bindings.third_party import ThirdPartyFramework
 from otel_limits.cli import main
 from otel_limits.core.policy import Policy
 from otel_limits.runs.registry import LIVE
