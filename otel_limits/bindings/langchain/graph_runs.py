@@ -522,17 +522,14 @@ class GraphCall:
         """Publish a halt that came after the answer, and show it there."""
         run, stream = self._run, self.stream
         self._reason, self._is_late = verdict.reason, True
-        is_raised = (verdict.action or run.policy.action) == "raise"
-        run.halt(verdict, "raised" if is_raised else "halted")
-        if stream.is_interrupted:
-            return
         answer = next(reversed(stream.messages), None)
-        if isinstance(answer, BaseMessage):
+        can_show = stream.is_interrupted or isinstance(answer, BaseMessage)
+        is_raised = (verdict.action or run.policy.action) == "raise" or not can_show
+        run.halt(verdict, "raised" if is_raised else "halted")
+        if isinstance(answer, BaseMessage) and not stream.is_interrupted:
             answer = answer.model_copy()
             mark(answer, run.stop(verdict.reason), synthetic=False)
             self._show(answer)
-        else:
-            run.raised = True
 
     def raise_if_asked(self) -> None:
         """Raise the limit's error if that is the action, or if the result cannot show the halt.
