@@ -175,23 +175,26 @@ class Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with status 2, suggesting a correction: a missing option may be a misspelled one."""
         choice = INVALID_CHOICE.search(message)
+        option = self._unknown_option()
         if choice is None:
-            near = self._closest_option()
+            near = option and closest_match(option, self._option_string_actions)
         else:
             # argparse has no public list of a parser's arguments.
             words = [str(word) for action in self._actions for word in action.choices or ()]
             near = closest_match(choice[1], words)
+            if option is not None and near is None:  # its value was taken for the command
+                message = f"{option} belongs after the command: {self.prog} COMMAND {option} ..."
         message = redact_text(message, self._typed)  # argparse quotes unknown arguments
         super().error(f"{message.rstrip('.')}. Did you mean {near}?" if near else message)
 
-    def _closest_option(self) -> str | None:
-        """Return the option closest to the first unknown one, ignoring everything after `--`."""
+    def _unknown_option(self) -> str | None:
+        """Return the first unknown option, ignoring everything after `--`."""
         for word in self._typed:
             name = word.partition("=")[0]
             is_number = name[1:2].isdigit()  # -1 is a value, although it resembles -h
             if name.startswith("-") and not is_number and name not in self._option_string_actions:
                 # After `--`, options belong to the user's program.
-                return None if name == "--" else closest_match(name, self._option_string_actions)
+                return None if name == "--" else name
         return None
 
 

@@ -81,8 +81,12 @@ def closest_match(name: str, known: Collection[str]) -> str | None:
         if abs(len(typed) - len(each[common:].casefold())) <= most and mistakes(each) <= most:
             near.append(each)
     prefixes = [each for each in known if _is_prefix(name.casefold(), each.casefold())]
+    # `--turns` instead of `--max-turns`, or `Berlin`.
+    end = typed.lstrip("-")
+    ends = (f"-{end}", f"_{end}", f"/{end}")
+    endings = [each for each in known if end and each.casefold().endswith(ends)]
     # A misspelled name wins over an abbreviation.
-    return min(near or prefixes, key=mistakes, default=None)
+    return min(near or prefixes or endings, key=mistakes, default=None)
 
 
 def suggestion(name: object, known: Collection[str], otherwise: str = "") -> str:

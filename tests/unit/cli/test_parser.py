@@ -84,6 +84,39 @@ def test_a_value_that_is_attached_is_no_part_of_the_name(
     assert said.endswith("Did you mean --ledger?")
 
 
+@pytest.mark.parametrize(
+    ("typed", "option"),
+    [
+        ("--turns", "--max-turns"),
+        ("--cost-usd", "--max-cost-usd"),
+        ("--tool-calls", "--max-tool-calls"),
+    ],
+)
+def test_the_end_of_a_name_is_asked_about(
+    typed: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shortest name that ends so."""
+    said = refusal(capsys, "run", typed, "3", "--", "python")
+    assert said.endswith(f"Did you mean {option}?")
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (("--max-turns", "3", "run", "--", "python"), "otel-limits"),
+        (("ledger", "--older-than", "3d", "prune"), "otel-limits ledger"),
+    ],
+)
+def test_option_before_its_command_is_said_to_belong_after_it(
+    words: tuple[str, ...], program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its value would otherwise be called an unknown command."""
+    option = next(word for word in words if word.startswith("--"))
+    assert refusal(capsys, *words) == (
+        f"{program}: error: {option} belongs after the command: {program} COMMAND {option} ..."
+    )
+
+
 @over(OPTIONS, "words", "option")
 def test_every_option_of_every_command_is_asked_about(
     words: tuple[str, ...], option: str, capsys: pytest.CaptureFixture[str]
@@ -232,7 +265,8 @@ def test_a_time_zone_is_asked_about(
     assert main(["audit", "spend", "--time-zone", "Europe/Berln"]) == 2
     monkeypatch.setenv("OTEL_LIMITS_TIME_ZONE", "europe/berlin")
     assert main(["check"]) == 1
-    assert capsys.readouterr().err.count("Did you mean Europe/Berlin?") == 2
+    assert main(["audit", "spend", "--time-zone", "Berlin"]) == 2
+    assert capsys.readouterr().err.count("Did you mean Europe/Berlin?") == 3
 
 
 def test_a_topic_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
