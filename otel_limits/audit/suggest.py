@@ -170,6 +170,9 @@ def _entry(agent: str, needs: UsageSamples, share: float, headroom: float) -> It
     if needs.halted_turns:
         halted = pluralize(len(needs.halted_turns), "halted invocation")
         seen = f"{len(needs.turns):,} successful and {halted}"
+    if not tokens.value:  # a cap of 1 would halt the first call with tokens
+        yield f"  # {json.dumps(agent)}: no tokens in {seen}, so there is no limit to suggest."
+        return
     caps = (
         f"max_turns: {with_headroom(turns.value, headroom)}, "
         f"max_token_budget: {with_headroom(tokens.value, headroom, ROUND_TO)}"

@@ -65,8 +65,9 @@ class Sums:
 
     @property
     def cost(self) -> Decimal | None:
-        """USD of the calls with a price; `None` if none has one."""
-        return dollars(self.pico) if self.has_price else None
+        """USD of the calls with a price; `None` if there are others, and none has one."""
+        is_unknown = self.unpriced_tokens or self.unmeasured_calls or not self.calls
+        return None if is_unknown and not self.has_price else dollars(self.pico)
 
     @property
     def cache_saved(self) -> Decimal | None:

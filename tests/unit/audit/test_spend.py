@@ -306,6 +306,14 @@ def test_spend_is_split_by_outcome(ledger: LedgerFile, capsys: Output) -> None:
     assert Decimal(answer["totals"]["outcomes"]["spent_on_halted_usd"]) == 10
 
 
+def test_zero_token_calls_cost_nothing(ledger: LedgerFile, capsys: Output) -> None:
+    """Their price is never looked up, which is not an unknown price."""
+    zero = Call(input=0, output=0, kind="zero_token")
+    write(ledger.address, Entry(calls=[zero, zero]), Entry(agent="b", calls=[Call(kind="failed")]))
+    costs = {row["agent"]: row["cost_usd"] for row in asked(capsys, "--by", "agent")["spend"]}
+    assert costs == {"worker": "0.000000000000", "b": None}
+
+
 def test_figures_that_lack_a_price_are_unknown(ledger: LedgerFile, capsys: Output) -> None:
     """A sum is that of known prices, next to the calls without one; a ratio is not guessed."""
     write(

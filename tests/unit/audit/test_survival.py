@@ -111,6 +111,17 @@ def test_suggest_with_nothing_to_suggest_names_a_command(
         assert (yaml.safe_load(text), command in text) == ({"agents": {}}, True)
 
 
+@pytest.mark.parametrize("calls", [[], [Call(input=0, output=0, kind="zero_token")]])
+def test_an_agent_without_tokens_gets_no_limit(
+    calls: list[Call], ledger: LedgerFile, capsys: Output
+) -> None:
+    """A budget of one token would halt its first real call."""
+    write(ledger.address, *[Entry(calls=calls)] * 25)
+    written, _ = suggested(capsys)
+    assert ": no tokens in 25 invocations, so there is no limit to suggest." in written
+    assert "max_" not in written.partition("agents:")[2]
+
+
 def test_a_small_sample_has_a_wide_interval(ledger: LedgerFile, capsys: Output) -> None:
     """20 invocations are too few for a 99th percentile."""
     write(ledger.address, *entries([1, 2, 3, 4] * 5, halted=0))
