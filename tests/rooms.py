@@ -176,6 +176,8 @@ AROUND: Final = {"core/internal_errors", "bindings/class_patches", ANSWERS}
 @contextmanager
 def _watched(seen: list[str]) -> Iterator[None]:
     """Note each file of the package whose functions are called, in this and in new threads."""
+    from otel_limits import flush
+
     prefix = f"{ROOT}/"
 
     def note(frame: Any, event: str, _: object) -> None:
@@ -190,12 +192,14 @@ def _watched(seen: list[str]) -> Iterator[None]:
         yield
     finally:
         sys.setprofile(before)
+        flush()  # the thread of the ledger writes later
         threading.setprofile(before)
 
 
 def _way(run: Callable[[], object]) -> list[list[str]]:
     """Return the files that one invocation with one model call uses, by phase, in order."""
-    run()  # what is imported or made once
+    with _watched([]):  # what is imported or made once
+        run()
     seen: list[str] = []
     with _watched(seen):
         run()

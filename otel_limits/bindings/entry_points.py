@@ -21,11 +21,11 @@ from typing import Final
 from otel_limits.bindings.recognition import exists
 
 OWN_PACKAGES: Final[Mapping[str, str]] = {
-    "agents": "openai-agents",
+    "strands": "strands-agents",
     "langchain": "langgraph",
     "langchain_core": "langgraph",
     "langgraph": "langgraph",
-    "strands": "strands-agents",
+    "agents": "openai-agents",
 }
 """The packages of the frameworks that otel-limits itself limits, which need no other binding, and
 their distributions. A test compares them with the frameworks, whose import takes longer."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import wrapt
 
 from otel_limits.bindings.span_writer import json_value
-from otel_limits.bindings.strands.marks import mark, marker_of
+from otel_limits.bindings.strands.marks import mark
 from otel_limits.core.events import MARKER, Stop, breach_from_json
 from otel_limits.core.halt_texts import for_operator
 from otel_limits.core.internal_errors import suppress_errors
@@ -52,13 +52,12 @@ def track_execute(original: Any) -> Any:
 
 
 @suppress_errors("binding")
-def attach_stop(run: Run, result: object) -> None:
+def attach_stop(run: Run) -> None:
     """Attach the stop of a client's invocation to its request, if it was halted."""
     stops, verdict = STOPS.get(), run.verdict
     # Agents called by this one end within the same request.
     if stops is None or verdict is None or run.parent is not None or run.action == "observed":
         return
-    marker = marker_of(result)
     breach = verdict.breach
     stops.append(
         {
@@ -67,7 +66,7 @@ def attach_stop(run: Run, result: object) -> None:
             "limit": breach and breach.limit,
             "cap": breach and json_value(breach.cap),
             "observed": breach and json_value(breach.observed),
-            "synthetic": marker is None or marker["synthetic"],  # where it was raised, too
+            "synthetic": run.synthetic,
         }
     )
 
@@ -149,5 +148,6 @@ def _put_remote(client: A2AAgent, result: Any, report: Mapping[str, Any]) -> Non
         breaches=breaches,
         sentence=sentence,
         agent=agent,
+        synthetic=report.get("synthetic") is True,
     )
-    mark(result.message, stop, synthetic=report.get("synthetic") is True)
+    mark(result.message, stop, synthetic=stop.synthetic)

@@ -374,7 +374,7 @@ def end(
     reason: str = "aborted"
     try:
         reason = _reason_of(invocation.run, response, error, cancellation)
-        attach_stop(invocation.run, response)
+        attach_stop(invocation.run)
         interrupts = (response and response.interrupts) or ()
         invocation.interrupts = keys_of(agent, [each.id for each in interrupts])
         parent = (

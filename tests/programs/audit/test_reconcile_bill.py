@@ -65,8 +65,8 @@ def test_a_call_that_only_the_gateway_has_is_found(tmp_path: Path) -> None:
     )
     assert answer.returncode == 1, answer.stderr
     assert (
-        "LiteLLM: $1.25 billed, $0.00 in the ledger. Difference $1.25: unpriced $1.00, "
-        "only on the bill $0.25, unexplained $0.00." in answer.stdout
+        "LiteLLM: $1.25 billed, $0.00 in the ledger, without 4 calls of unknown price. Difference "
+        "$1.25: unpriced $1.00, only on the bill $0.25, unexplained $0.00." in answer.stdout
     )
 
 
