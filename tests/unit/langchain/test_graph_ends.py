@@ -509,6 +509,7 @@ def shows_halt_or_raises(
     except LimitReachedError as error:
         stop = error.stop
         assert action == "raise" or not shows
+        assert stop is not None
         assert stop.action == ("wrapped_up" if action == "wrap_up" else "raised")
     else:
         assert action != "raise"
