@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_limits.settings.children import NOTE, path_with_hook
+from otel_limits.settings.children import OFFERED, path_with_hook
 from tests.cpu import SECONDS_OF_FORKS
 from tests.launching import Ended, fresh_environment
 from tests.paths import SCRIPTS
@@ -58,7 +58,7 @@ class Forking:
         """Run a program to its end as `otel-limits run` would, without warnings."""
         path = path_with_hook(variables.get("PYTHONPATH"))
         note = str(self._directory / "note")
-        environ = fresh_environment(**{**variables, "PYTHONPATH": path, NOTE: note})
+        environ = fresh_environment(**{**variables, "PYTHONPATH": path, OFFERED: note})
         return self._execute(code, arguments, environ, runs=True)
 
     def execute(

@@ -23,7 +23,7 @@ from otel_limits.core.installing import install_command
 from otel_limits.core.secrets import redact_url
 from otel_limits.core.values import BOOLEAN, CAP, SWITCHABLE_CAP, WHOLE_NUMBER
 from otel_limits.runtime.autoload import ASK_SECONDS, MODULE
-from otel_limits.settings.children import HANDED, NOTE, environment_for_run
+from otel_limits.settings.children import HANDED, OFFERED, environment_for_run
 from otel_limits.settings.ledgers import LEDGER_VARIABLE, default_ledger
 from otel_limits.settings.policy.file import PolicyFile, policy_mistakes
 from otel_limits.settings.run_options import with_options
@@ -233,12 +233,11 @@ def replace_process(command: list[str], environ: Mapping[str, str]) -> tuple[int
     Returns:
         Exit status and error message, only if the program cannot be started.
     """
-    note = ""  # if no file can be written, or if nothing reads and removes it
-    if not is_other_program(command, environ):
-        with contextlib.suppress(OSError):
-            note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
+    note = ""  # if no file can be written
+    with contextlib.suppress(OSError):
+        note = str(Path(tempfile.gettempdir(), f"otel-limits-run-{secrets.token_hex(8)}"))
     try:
-        os.execvpe(command[0], command, {**environ, NOTE: note})  # noqa: S606  the user's own
+        os.execvpe(command[0], command, {**environ, OFFERED: note})  # noqa: S606  the user's own
     except FileNotFoundError:
         return NOT_FOUND, f"{command[0]}: command not found.{_script_hint(command[0])}"
     except OSError as error:

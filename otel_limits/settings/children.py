@@ -34,6 +34,10 @@ RUN: Final = "_RUN_BY_OTEL_LIMITS"
 HANDED: Final = "_OTEL_LIMITS_FRAMEWORKS"
 """Variable with the frameworks of other distributions, so that no process has to look for them."""
 
+OFFERED: Final = "_OTEL_LIMITS_RAN_OFFERED"
+"""Variable with the path of a note that the process which `otel-limits run` became may use. Only a
+Python does, which removes it: behind a shell, nothing would."""
+
 NOTE: Final = "_OTEL_LIMITS_RAN"
 """Variable with a file that a child of `otel-limits run` creates when it has called an agent."""
 

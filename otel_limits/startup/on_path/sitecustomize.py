@@ -131,10 +131,12 @@ def without_framework() -> str:
     return missing
 
 
-NOTE = os.environ.get("_OTEL_LIMITS_RAN", "")
+NOTE = ""
 """File that exists after a child has called an agent; empty if there can be none."""
 HERE_IN = os.getpid()
 if os.environ.get(RUN) == str(HERE_IN):
+    # Handed to children only now: a shell in place of this Python would not remove the file.
+    NOTE = os.environ["_OTEL_LIMITS_RAN"] = os.environ.get("_OTEL_LIMITS_RAN_OFFERED", "")
     atexit.register(warn_if_unused)
 
 try:

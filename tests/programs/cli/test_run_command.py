@@ -409,6 +409,14 @@ def test_run_leaves_no_file_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("launcher", [[], ["env"], ["nice"]])
+def test_program_without_agents_is_told_so_behind_a_launcher(launcher: list[str]) -> None:
+    """Which has become the Python, as `otel-limits run` has become the launcher."""
+    words = (*RUN, "--max-turns", "3", "--", *launcher, sys.executable, "-c", "")
+    ended = execute(*words, OTEL_LIMITS_QUIET="false")
+    assert "no agent ran in this process or in a child process" in ended.log
+
+
 def test_strict_ends_a_program_with_agents_in_a_python_without_otel_limits(
     foreign: dict[str, str],
 ) -> None:
