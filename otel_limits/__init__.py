@@ -194,3 +194,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value = getattr(import_module(LAZY_NAMES[name]), name)
     return value
+
+
+def __dir__() -> list[str]:
+    """Return all names, also those not used yet, for completion in a notebook."""
+    return sorted({*globals(), *__all__})

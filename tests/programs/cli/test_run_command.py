@@ -410,8 +410,8 @@ def test_run_leaves_no_file_behind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", [[], ["env"], ["nice"]])
-def test_program_without_agents_is_told_so_behind_a_launcher(launcher: list[str]) -> None:
-    """Which has become the Python, as `otel-limits run` has become the launcher."""
+def test_unused_program_is_reported_behind_a_launcher(launcher: list[str]) -> None:
+    """The launcher becomes the Python, as `otel-limits run` became the launcher."""
     words = (*RUN, "--max-turns", "3", "--", *launcher, sys.executable, "-c", "")
     ended = execute(*words, OTEL_LIMITS_QUIET="false")
     assert "no agent ran in this process or in a child process" in ended.log

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import REGISTRY
 
+import otel_limits
 from otel_limits import (
     Event,
     Invocation,
@@ -49,6 +50,13 @@ CALL = ModelCall(
     seconds=1.5,
 )
 STOP = Stop(reason="end_turn", action="none", breach=None)
+
+
+def test_each_public_name_is_completed() -> None:
+    """Also those that are imported on first use."""
+    assert set(otel_limits.__all__) <= set(dir(otel_limits))
+
+
 POLICY = """
 models:
   "scripted*": {price: {input: 100, output: 200}}
