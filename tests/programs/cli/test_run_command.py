@@ -307,6 +307,14 @@ def test_agents_are_not_touched_while_their_module_is_being_imported(tmp_path: P
     assert "Agent._start_agent_trace_span" not in ended.log
 
 
+@pytest.mark.parametrize("wish", ["enable", "disable"])
+def test_the_import_leaves_garbage_collection_as_the_program_set_it(wish: str) -> None:
+    """It is off while otel-limits is imported, because a full collection takes as long as that."""
+    program = f"import gc; gc.{wish}(); import strands.agent.agent; print(gc.isenabled())"
+    ended = execute(*RUN, "--max-turns", "2", "--", sys.executable, "-c", program)
+    assert ended.output == f"{wish == 'enable'}\n"
+
+
 def test_a_program_without_agents_loads_nothing_of_us() -> None:
     """Waiting costs no import, and leaves the path as it was."""
     program = (
