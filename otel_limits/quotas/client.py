@@ -380,7 +380,7 @@ class Leases:
 
     def reset(self) -> None:
         """Reset in a forked child: the timer belongs to its parent."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._timer: int | None = None
         self._is_closed = False
 

@@ -99,7 +99,7 @@ class Fallback:
         self._clock = clock
         self._store_time = store_time
         self._lease = lease_seconds
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known: OrderedDict[QuotaKey, CachedCount] = OrderedDict()
         self._memory = MemoryStore(store_time)
         self._is_used = False

@@ -120,7 +120,7 @@ class MemoryStore(QuotaStore):
     def __init__(self, clock: Callable[[], float] = CLOCK.time) -> None:
         """Create an empty store."""
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._buckets: dict[CountName, Bucket] = {}
         self._grants: dict[QuotaKey, list[Grant]] = {}
         self._needs: dict[QuotaKey, dict[str, WaitingNeed]] = {}
@@ -168,7 +168,7 @@ class MemoryStore(QuotaStore):
 
     def after_fork(self) -> None:
         """Replace the lock in a child, which continues with its own counts."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     # --- under the lock ---------------------------------------------------------------------------
 

@@ -73,7 +73,7 @@ class FailureRows:
         """Create an empty table."""
         self._now, self._most = now, most
         self._rows: OrderedDict[str, FailureRow] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -110,7 +110,7 @@ class FailureRows:
 
     def after_fork(self) -> None:
         """Forget every row in a child process."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.clear()
 
     def _is_over_capacity(self, now: float) -> bool:

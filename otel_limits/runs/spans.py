@@ -178,7 +178,7 @@ class Spans(Generic[RunT]):
 
     def __init__(self, most: int) -> None:
         """Create an empty index."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._most = most
         self._nodes: dict[int, SpanNode[RunT]] = {}
         self._by_invocation: dict[str, InvocationSpans[RunT]] = {}

@@ -268,7 +268,7 @@ class InterruptedTasks:
         """
         self._now, self._most, self._report = now, most, report
         self._kept: OrderedDict[str, tuple[float, Task]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __len__(self) -> int:
         """Return the number of interrupts."""
@@ -319,7 +319,7 @@ class InterruptedTasks:
 
     def after_fork(self) -> None:
         """Reset in a child process, which may answer the interrupts of its parent."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _is_over_capacity(self, now: float) -> bool:
         kept, _ = next(iter(self._kept.values()))

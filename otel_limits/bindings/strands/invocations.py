@@ -257,7 +257,7 @@ class AgentState:
         self.tokens = ConversationTokens()
         self.conversation = ""
         """Identifies the conversation in its messages; empty before the first."""
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         """Held while an invocation is removed: a later cancel would hit the next one."""
 
     def current(self) -> StrandsInvocation | None:

@@ -199,6 +199,14 @@ OWN_TIME = {
 """The clock, and three that measure the silence and the recovery of a server."""
 
 
+PLAIN_LOCKS = {
+    "observers/otlp_observer.py",
+    "observers/prometheus.py",
+    "settings/policy/file.py",
+}
+"""Two locks without waiting threads, and those of prometheus_client in a child process."""
+
+
 def test_time_limits_and_waits_read_one_clock() -> None:
     """Tests advance it. `time` would pass in addition."""
     own = {
@@ -208,6 +216,16 @@ def test_time_limits_and_waits_read_one_clock() -> None:
         if "time.monotonic" in path.read_text("utf-8")
     }
     assert own == OWN_TIME
+
+
+def test_locks_are_reentrant() -> None:
+    """The garbage collector may end an invocation in a thread that has any of them."""
+    own = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if re.search(r"\bLock\(\)", path.read_text("utf-8"))
+    }
+    assert own == PLAIN_LOCKS
 
 
 def test_no_modules_import_each_other() -> None:
