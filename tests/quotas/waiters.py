@@ -71,6 +71,12 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
+async def run_others() -> None:
+    """Run other tasks as far as they get without a thread or a clock."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 def start(agent: Agent, who: str = "") -> asyncio.Task[Any]:
     """Invoke an agent concurrently."""
     return asyncio.create_task(agent.invoke_async("go", invocation_state={"who": who}))

@@ -33,7 +33,7 @@ from otel_limits.testing import (
 )
 from tests.openai_agents.runs import UNTRACED
 from tests.quotas.gates import MAX_WAIT, TIMEOUT, quota
-from tests.quotas.waiters import DecisionRecorder, Held, start, until
+from tests.quotas.waiters import DecisionRecorder, Held, run_others, start, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -343,7 +343,7 @@ def test_call_waits_for_the_store_reply_to_the_first_one_for_one_timeout(
         blocked.send(None)
         gate.executor.is_silent = False
         task = asyncio.create_task(gate.admit(gate.request("parallel", "2")))
-        await asyncio.sleep(0.01)
+        await run_others()
         assert not task.done()
         fake_time.advance(TIMEOUT)
         assert await task
@@ -366,7 +366,7 @@ def test_wait_for_the_first_call_ends_with(
         blocked.send(None)
         request = gate.request("parallel", "2", is_cancelled=lambda: bool(cancelled))
         tasks = [asyncio.create_task(gate.admit(request)) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        await run_others()
         assert not any(task.done() for task in tasks)
         if end == "disabled":
             gate.close()
@@ -485,7 +485,7 @@ def test_waiting_call_of_an_evicted_invocation_is_sent(
         newest = start(make_agent(model, name="newest"))
         await until(lambda: recorder.waiting == 2)
         fake_time.advance(LOOK_SECONDS)
-        await asyncio.sleep(0.01)
+        await run_others()
         assert (model.calls, recorder.waiting) == (1, 2)
         await release()
         results = await asyncio.gather(oldest, newest)
