@@ -104,7 +104,7 @@ def _verdict(
         verdict = f"Incomplete: {' and '.join(gaps)};" if gaps else "Complete:"
         return f"{verdict} {sums}, each verified; consistent; {proven}; {UNRECORDED}"
     # Only in sum: an excess in one may hide a shortfall in another.
-    verdict = f"Incomplete: {' and '.join(gaps)};" if gaps else "Totals match:"
+    verdict = f"Incomplete: {' and '.join(gaps)};" if gaps else "Totals of the whole ledger match:"
     return f"{verdict} {sums}. `otel-limits audit verify` checks each row"
 
 

@@ -474,7 +474,7 @@ def test_pending_rows_are_in_every_answer(
     for question, wanted in (("spend", 5 * 120), ("stops", 5 * 120)):
         said = json.loads(answer(capsys, url, "audit", question, "--format", "json"))
         assert said["totals"][question]["tokens"] == wanted
-        assert said["complete"].startswith("Totals match: 5 calls add up to")
+        assert said["complete"].startswith("Totals of the whole ledger match: 5 calls add up to")
     assert server.ask(database, count) == [(3, 3)]
     assert SpillFiles(address).files() == []
 

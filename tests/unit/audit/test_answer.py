@@ -533,7 +533,7 @@ def test_suggested_limits_are_a_policy_file(
     write(ledger.address, *runs, *failed, *few)
     assert main(["audit", "suggest"]) == 0
     text, beside = capsys.readouterr()
-    assert beside.startswith("Totals match: ")
+    assert beside.startswith("Totals of the whole ledger match: ")
     assert "limits: {max_turns: 119, max_token_budget: 12000}" in text
     assert '# "few": 3 successful invocations, but 20 are needed.' in text
     policy = tmp_path / "policy.yaml"

@@ -156,7 +156,7 @@ def test_errors_that_cancel_out_are_found(
     status, answer = ask(capsys, "verify")
     assert (status, len(answer["rows"])) == (1, 2)
     assert answer["complete"].startswith("NOT complete: 1 check failed (Invocation totals")
-    assert ask(capsys, "spend")[1]["complete"].startswith("Totals match: ")
+    assert ask(capsys, "spend")[1]["complete"].startswith("Totals of the whole ledger match: ")
 
 
 def test_a_loss_is_not_forgotten_when_totals_are_brought_up_to_date(
@@ -261,7 +261,7 @@ def test_a_whole_ledger_is_said_to_be_complete(
     for question in (("spend",), ("stops",), ("show", "00000001"), ("grants",)):
         _, other = ask(capsys, *question)
         assert other["complete"].startswith(
-            "Totals match: 4 calls add up to the totals of 2 invocations. "
+            "Totals of the whole ledger match: 4 calls add up to the totals of 2 invocations. "
             "`otel-limits audit verify` checks each row"
         )
     assert answer["complete"].startswith(
@@ -785,7 +785,7 @@ def test_a_spreadsheet_finds_no_formula(
     assert sorted(row["agent"][:2] for row in csv.DictReader(io.StringIO(told.out))) == [
         "'+", "'-", "'=", "'@",
     ]  # fmt: skip
-    assert "\nTotals match: " in told.err
+    assert "\nTotals of the whole ledger match: " in told.err
     out = tmp_path / "calls.csv"
     main(["ledger", "export", "--format", "csv", "--output", str(out)])
     exported = csv.DictReader(io.StringIO(out.read_text(encoding="utf-8")))

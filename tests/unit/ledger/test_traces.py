@@ -504,7 +504,7 @@ def test_total_of_an_agent_counts_until_its_calls_are_known(
     assert sorted(each["input_tokens"] + each["output_tokens"] for each in calls) == counted
     answer = spent(capsys)
     assert "uncounted" not in answer
-    assert answer["complete"].startswith("Totals match: ")
+    assert answer["complete"].startswith("Totals of the whole ledger match: ")
     assert main(["audit", "verify"]) == 0
 
 
