@@ -40,7 +40,15 @@ from otel_limits.runs.calls import InFlightCall
 from otel_limits.runs.current import ENCLOSING_CALL, EnclosingCall, has_owner
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
 
     from typing_extensions import Self
 
@@ -355,7 +363,7 @@ class ModelCallInProgress(ABC):
             request.cannot_ask = "because another agent has called it."
         call = suppress_errors("binding")(request.describe)() or InFlightCall(UNKNOWN_MODEL)
         outer = request.outer
-        if outer is not None and outer.gives_call(call):
+        if outer is not None and outer.gives_calls([call]):
             request.calls, request.is_admitted = [*outer.calls], True
             return request
         request.calls = [call]
@@ -472,17 +480,20 @@ class ModelCallInProgress(ABC):
         """Count again for a call whose invocation has ended while the answer was not read."""
         self.run.calls.resume(self.calls[0])
 
-    def gives_call(self, call: InFlightCall) -> bool:
-        """Return whether a request within this one is its call, which `call` describes better.
+    def gives_calls(self, calls: Sequence[InFlightCall]) -> bool:
+        """Return whether a request within this one is its call, which `calls` describe better.
 
         A class that calls its parent's method, or another model, makes one call to the model
-        further in. Calls of the outer one after it, such as a fallback, are other calls.
+        further in. Calls of the outer one after it, such as a fallback, are other calls, which
+        help to answer it and share its turn.
         """
+        own = self.calls[0]
         if self.is_taken_over:
+            for call in calls:
+                call.around, call.formats_answer = own.owner_of_turn, own.formats_answer
             return False
         self.is_taken_over = True
-        own = self.calls[0]
-        own.model, own.provider, own.terms = call.model, call.provider, call.terms
+        own.model, own.provider, own.terms = calls[0].model, calls[0].provider, calls[0].terms
         return True
 
     def wait(self) -> Wait:
@@ -712,11 +723,13 @@ class ModelCallInProgress(ABC):
         if invocation is None or call.formats_answer:
             return
         answer = self._used(number, error)
-        if answer is None and (error is not None or not self.is_unread):
+        is_rejected = answer is None and (error is not None or not self.is_unread)
+        if self.outer is not None:
+            if not is_rejected:
+                self.outer.replace_call(call)
+        elif is_rejected:
             self.run.calls.on_response_rejected(call)
-            invocation.failures += isinstance(error, Exception) and self.outer is None
-        elif self.outer is not None:
-            self.outer.calls[0] = call
+            invocation.failures += isinstance(error, Exception)
         else:
             invocation.failures_before, invocation.failures = invocation.failures, 0
             self.run.count_turn(call)  # first, as an answer that cannot be read is a turn, too
@@ -729,6 +742,11 @@ class ModelCallInProgress(ABC):
                 self._end_with_last(invocation, wrapping, answer)
             else:
                 invocation.request_tools(self.text_of(answer), self.tools_of(answer))
+
+    def replace_call(self, call: InFlightCall) -> None:
+        """Note which of the calls with the same turn was answered last."""
+        owner = call.owner_of_turn
+        self.calls = [call if each.owner_of_turn is owner else each for each in self.calls]
 
     def _used(self, number: int, error: BaseException | None) -> Any:
         """Return the answer that the agent got, as far as it has read it; `None` if none."""

@@ -63,7 +63,7 @@ class CallTracker:
         self.in_flight: set[InFlightCall] = set()
         """The loop of most frameworks has one at most; tools and middleware may add others."""
         self._answered: set[InFlightCall] = set()
-        """Concurrent calls whose responses are not accepted yet."""
+        """Concurrent calls that have ended, and are neither accepted nor rejected yet."""
         self._turn = NOTHING
         """The loop's reserved turn, until its response is accepted or it makes no more calls."""
         self._kept = NOTHING
@@ -99,6 +99,8 @@ class CallTracker:
             # Under the lock, so a retry cannot lose its reservation to another call.
             if turn and not call.id:
                 self._release_kept()
+            owner = call.owner_of_turn
+            shared = self._take_turn(owner)  # an answer needs one, however many calls it takes
             verdict = account.reached_limits(
                 with_reserved=True, forces_output=call.forces_output, side=not turn
             )
@@ -106,9 +108,11 @@ class CallTracker:
                 call.is_of_loop = turn
                 self._reserve(call, reservation)
                 if turn and call.id:
-                    call.turn = account.budgets.reserve(ONE_OF_SEVERAL)
+                    shared = ONE_OF_SEVERAL
             elif not (had_turn and self.in_flight):  # a concurrent call may need the turn
                 turn = False
+            if shared is not None:
+                owner.turn = account.budgets.reserve(shared)
             if turn and not call.id:
                 self._turn = account.budgets.reserve(ONE_TURN)
         return account.with_subjects(verdict)
@@ -199,7 +203,7 @@ class CallTracker:
             return self._account.part.turns
 
     def on_response_rejected(self, call: InFlightCall) -> None:
-        """Release the turn of a concurrent call: its response is not part of the conversation."""
+        """Release the turn of a concurrent call: no response to it joins the conversation."""
         with self._account.services.lock:
             self._release_turn(call)
 
@@ -294,19 +298,24 @@ class CallTracker:
             return
         self._account.budgets.release(reservation)
         if call.id:
-            # Until the response is accepted: another call could take the turn in between.
-            if call.has_ended and not failed:
-                self._answered.add(call)
-            else:
+            # Until it is accepted or rejected: another call could take the turn in between.
+            if call.has_ended:
+                self._answered.add(call.owner_of_turn)
+            elif call.around is None:
                 self._release_turn(call)
         elif failed and call.is_of_loop and self._kept is NOTHING:
             self._kept = self._account.budgets.reserve(replace(reservation, model_calls=0))
 
     def _release_turn(self, call: InFlightCall) -> None:
-        self._answered.discard(call)
-        if call.turn is not None:
-            self._account.budgets.release(call.turn)
-            call.turn = None
+        owner = call.owner_of_turn
+        self._answered.discard(owner)
+        self._take_turn(owner)
+
+    def _take_turn(self, owner: InFlightCall) -> Reservation | None:
+        turn, owner.turn = owner.turn, None
+        if turn is not None:
+            self._account.budgets.release(turn)
+        return turn
 
     def _claim_wrap_up(self) -> bool:
         """Claim the final answer that may exceed a cap, if it is available."""

@@ -25,6 +25,8 @@ class InFlightCall:
     """Limits that have refused it before any quota was asked about it."""
     turn: Reservation | None = None
     """The turn that its response becomes, if the loop may have several calls in flight."""
+    around: InFlightCall | None = None
+    """The call that it helps to answer, and whose turn it shares: a model may make several."""
     is_open = True
     """False once it has been counted, or released before it was sent."""
     started: float | None = None
@@ -89,6 +91,11 @@ class InFlightCall:
     @record.setter
     def record(self, record: UsageRecord) -> None:
         self._record = record
+
+    @property
+    def owner_of_turn(self) -> InFlightCall:
+        """The call whose `turn` this one's response becomes."""
+        return self.around or self
 
     @property
     def is_side(self) -> bool:

@@ -146,12 +146,15 @@ def _read(
     outer = enclosing_request(run)
     told: dict[str, Any] = {"model": model, "outer": outer, "messages": messages}
     told |= {"rest": rest, "keyword": keyword, "options": options, "has_several": has_several}
-    if outer is not None and outer.gives_call(calls[0]):  # such as `invoke` within `stream`
+    if isinstance(outer, ChatRequest):
+        told["formats"] = outer.formats
+    if outer is not None and outer.gives_calls(calls):  # such as `invoke` within `stream`
         return ChatRequest(run, invocation, [*outer.calls], is_admitted=True, **told)
     if invocation is not None:
         for call, each in zip(calls, conversations, strict=True):
             call.id = str(next(IDS))
             invocation.end_turns_before(each)
+    if invocation is not None and outer is None:
         told["formats"] = formats_answer(invocation, options, conversations[0])
         # Once, so that limits see a loop of answers without the form.
         calls[0].formats_answer = told["formats"] and not invocation.has_asked_for_form

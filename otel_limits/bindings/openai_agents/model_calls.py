@@ -74,16 +74,14 @@ def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
         run = invocation.run
     arguments = RequestArguments(args, options)
     outer = enclosing_request(run)
-    if (
-        invocation is not None
-        and outer is None
-        and arguments["input"] is not invocation.agent_run.next_input
-    ):
+    if outer is not None:
+        invocation = outer.invocation
+    elif invocation is not None and arguments["input"] is not invocation.agent_run.next_input:
         invocation = None  # not of the loop, but of a guardrail, a hook or an agent's instructions
     is_askable = can_ask(arguments)
     hide_questions(arguments, invocation)
     call = call_to(model, arguments, invocation)
-    if outer is not None and outer.gives_call(call):
+    if outer is not None and outer.gives_calls([call]):
         return ModelRequest(
             run,
             invocation,

@@ -14,6 +14,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import SummarizationMiddleware, after_model
 from langchain.agents.structured_output import ToolStrategy
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.func import entrypoint
 from langgraph.graph import END, START, MessagesState, StateGraph, add_messages
@@ -790,6 +791,28 @@ def test_formatting_again_is_a_turn() -> None:
     state = formatting(model, retries=9).invoke(ASK, STEPS)
     assert (state["messages"][-1].text, halt_of(state).reason) == (FINE, "max_turns")
     assert (model.calls, halt_of(state).turns) == (5, 4)
+
+
+def test_formatting_by_two_calls_is_not_a_turn(events: list[Event]) -> None:
+    """Both are within the call that formats the answer."""
+
+    class Twice(ScriptedChatModel):
+        inner: Any
+
+        def _generate(self, messages: Any, *_: Any, **options: Any) -> ChatResult:
+            options.pop("run_manager", None)
+            answers = [self.inner.invoke(messages, **options) for _ in range(2)]
+            return ChatResult(generations=[ChatGeneration(message=answers[-1])])
+
+    enable(max_turns=2, observers=[events.append])
+    route = uses("Route", arguments={"next": "done"})
+    inner = ScriptedChatModel(
+        [uses("search"), uses("search"), says(FINE), says(FINE), route, route]
+    )
+    state = formatting(Twice([], inner=inner)).invoke(ASK, STEPS)
+    assert (stop_of(state), state.get("route")) == (None, Route(next="done"))
+    (stop,) = [each for each in events if isinstance(each, Stop)]
+    assert (inner.calls, stop.model_calls, stop.turns) == (6, 6, 2)
 
 
 def test_human_is_asked_before_formatting_is_refused() -> None:

@@ -15,6 +15,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langgraph.graph import START, MessagesState, StateGraph
 
 from otel_limits import ModelCall, enable
+from otel_limits.testing import ScriptedChatModel, fails, says, uses
 from tests.langchain import graphs
 
 if TYPE_CHECKING:
@@ -190,3 +191,73 @@ def test_field_or_static_method_of_that_name_stays(events: list[Event]) -> None:
     state = graph.compile(name="boss").invoke({"messages": []}, graphs.STEPS)
     assert graphs.halt_of(state).reason == "max_model_calls"
     assert len(model.calls) == 3
+
+
+# --- several calls for one answer -----------------------------------------------------------------
+
+
+class Drafting(BaseChatModel):
+    """A model that asks another one for a draft, and then for the answer."""
+
+    inner: Any
+
+    @property
+    def _llm_type(self) -> str:
+        return "drafting"
+
+    def bind_tools(self, *_: Any, **__: Any) -> Any:
+        """Keep the tools of the inner model's script."""
+        return self
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        self.inner.invoke(messages)
+        return ChatResult(generations=[ChatGeneration(message=self.inner.invoke(messages))])
+
+
+def test_answer_that_takes_two_calls_is_one_turn(events: list[Event]) -> None:
+    """Both calls count, and neither keeps a turn from later answers."""
+    enable(max_turns=4, observers=[events.append])
+    inner = graphs.looping()
+    state = graphs.agent(Drafting(inner=inner)).invoke(graphs.ASK, graphs.STEPS)
+    stop = graphs.halt_of(state)
+    assert (stop.reason, stop.turns, inner.calls) == ("max_turns", 4, 8)
+    measured = [each.usage.total for each in events if isinstance(each, ModelCall)]
+    assert len(measured) == 8
+    assert stop.usage.total == sum(measured)
+
+
+def test_last_turn_admits_each_call_of_its_answer() -> None:
+    """The turn of the first call is that of the second one, too."""
+    enable(max_turns=1)
+    inner = ScriptedChatModel([says("a draft"), says("done")])
+    state = graphs.agent(Drafting(inner=inner)).invoke(graphs.ASK, graphs.STEPS)
+    assert (state["messages"][-1].text, inner.calls) == ("done", 2)
+
+
+class Recovering(Drafting):
+    """A model that asks the other one again after an error."""
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        try:
+            message = self.inner.invoke(messages)
+        except RuntimeError:
+            message = self.inner.invoke(messages)
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def test_last_turn_admits_a_second_attempt_of_its_model() -> None:
+    """The failed call is no turn, and the answer is one."""
+    enable(max_turns=2)
+    failed = fails(RuntimeError("down"))
+    inner = ScriptedChatModel([failed, uses("search"), failed, uses("search")])
+    state = graphs.agent(Recovering(inner=inner)).invoke(graphs.ASK, graphs.STEPS)
+    assert (graphs.halt_of(state).turns, inner.calls) == (2, 4)
+
+
+def test_second_call_of_an_answer_is_refused_at_another_limit() -> None:
+    """Only the turn is shared."""
+    enable(max_model_calls=3)
+    inner = graphs.looping()
+    state = graphs.agent(Drafting(inner=inner)).invoke(graphs.ASK, graphs.STEPS)
+    stop = graphs.halt_of(state)
+    assert (stop.reason, stop.turns, inner.calls) == ("max_model_calls", 1, 3)

@@ -642,6 +642,76 @@ def test_tokens_count_once_however_a_model_is_built(how: str, events: list[Event
     assert [each.usage.total for each in events if isinstance(each, ModelCall)] == [40, 50]
 
 
+class Drafting(Model):
+    """A model that asks another one for a draft, and then for the answer."""
+
+    def __init__(self, inner: Model) -> None:
+        self.inner = inner
+
+    async def get_response(self, *args: Any, **options: Any) -> Any:
+        """Answer."""
+        await self.inner.get_response(*args, **options)
+        return await self.inner.get_response(*args, **options)
+
+    async def stream_response(self, *args: Any, **options: Any) -> Any:
+        """Answer in parts."""
+        async for _ in self.inner.stream_response(*args, **options):
+            pass
+        async for event in self.inner.stream_response(*args, **options):
+            yield event
+
+
+@each_way
+def test_response_that_takes_two_calls_is_one_turn(how: str, events: list[Event]) -> None:
+    """Both calls count, and neither keeps a turn from later responses."""
+    enable(max_turns=4, observers=[events.append])
+    inner = looping()
+    stop = halt_of(CALLS[how](agent(Drafting(inner))))
+    assert (stop.reason, stop.turns, inner.calls) == ("max_turns", 4, 8)
+    measured = [each.usage.total for each in events if isinstance(each, ModelCall)]
+    assert len(measured) == 8
+    assert stop.usage.total == sum(measured)
+
+
+@each_way
+def test_last_turn_admits_each_call_of_its_response(how: str) -> None:
+    """The turn of the first call is that of the second one, too."""
+    enable(max_turns=1)
+    inner = ScriptedAgentsModel([says("a draft"), says("done")])
+    result = CALLS[how](agent(Drafting(inner)))
+    assert (result.final_output, inner.calls) == ("done", 2)
+
+
+def test_responses_requested_together_are_one_turn() -> None:
+    """Whichever of them ends last."""
+
+    class Comparing(Drafting):
+        async def get_response(self, *args: Any, **options: Any) -> Any:
+            both = [self.inner.get_response(*args, **options) for _ in range(2)]
+            return (await asyncio.gather(*both))[0]
+
+    enable(max_turns=3)
+    inner = looping()
+    stop = halt_of(CALLS["run"](agent(Comparing(inner))))
+    assert (stop.turns, inner.calls) == (3, 6)
+
+
+def test_calls_within_that_of_a_guardrail_take_no_turn(events: list[Event]) -> None:
+    """Its model is not that of the loop, however many calls it makes."""
+    judging = Drafting(ScriptedAgentsModel(endless(says("harmless"))))
+
+    @input_guardrail(run_in_parallel=False)
+    async def judge(*_: Any) -> GuardrailFunctionOutput:
+        """Ask a model."""
+        await judging.get_response(None, "?", ModelSettings(), [], None, [], None)
+        return GuardrailFunctionOutput(None, tripwire_triggered=False)
+
+    enable(max_turns=1, observers=[events.append])
+    result = CALLS["run"](agent(ScriptedAgentsModel([says("done")]), input_guardrails=[judge]))
+    assert result.final_output == "done"
+    assert [each.side for each in events if isinstance(each, ModelCall)] == [True, True, False]
+
+
 def test_zeros_of_an_own_model_are_estimated_unless_it_states_them(events: list[Event]) -> None:
     """`Usage(requests=1)` equals a usage of zeros, and is what the SDK itself writes for none."""
     unsaid = Usage(requests=1, input_tokens=0, output_tokens=0, total_tokens=0)
