@@ -100,7 +100,7 @@ class CallTracker:
             if turn and not call.id:
                 self._release_kept()
             owner = call.owner_of_turn
-            shared = self._take_turn(owner)  # an answer needs one, however many calls it takes
+            shared = self._withdraw_turn(owner)  # an answer needs one, however many calls it takes
             verdict = account.reached_limits(
                 with_reserved=True, forces_output=call.forces_output, side=not turn
             )
@@ -309,9 +309,9 @@ class CallTracker:
     def _release_turn(self, call: InFlightCall) -> None:
         owner = call.owner_of_turn
         self._answered.discard(owner)
-        self._take_turn(owner)
+        self._withdraw_turn(owner)
 
-    def _take_turn(self, owner: InFlightCall) -> Reservation | None:
+    def _withdraw_turn(self, owner: InFlightCall) -> Reservation | None:
         turn, owner.turn = owner.turn, None
         if turn is not None:
             self._account.budgets.release(turn)

@@ -197,7 +197,7 @@ def test_field_or_static_method_of_that_name_stays(events: list[Event]) -> None:
 
 
 class Drafting(BaseChatModel):
-    """A model that asks another one for a draft, and then for the answer."""
+    """A model that requests a draft of another one, and then for the answer."""
 
     inner: Any
 
@@ -235,7 +235,7 @@ def test_last_turn_admits_each_call_of_its_answer() -> None:
 
 
 class Recovering(Drafting):
-    """A model that asks the other one again after an error."""
+    """A model that calls the other one again after an error."""
 
     def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
         try:

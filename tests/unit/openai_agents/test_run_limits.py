@@ -643,7 +643,7 @@ def test_tokens_count_once_however_a_model_is_built(how: str, events: list[Event
 
 
 class Drafting(Model):
-    """A model that asks another one for a draft, and then for the answer."""
+    """A model that requests a draft of another one, and then for the answer."""
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
@@ -702,7 +702,7 @@ def test_calls_within_that_of_a_guardrail_take_no_turn(events: list[Event]) -> N
 
     @input_guardrail(run_in_parallel=False)
     async def judge(*_: Any) -> GuardrailFunctionOutput:
-        """Ask a model."""
+        """Query a model."""
         await judging.get_response(None, "?", ModelSettings(), [], None, [], None)
         return GuardrailFunctionOutput(None, tripwire_triggered=False)
 
