@@ -15,7 +15,7 @@ from otel_limits.core.internal_errors import report_suppressed, suppress_errors
 from otel_limits.runs.quota_gate import BLOCKED_LOOPS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Iterable
 
 T = TypeVar("T")
 
@@ -205,12 +205,12 @@ def wait_for(awaitable: Awaitable[T]) -> T:
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_result_of(awaitable))
+        return _run(awaitable)
     context, future = contextvars.copy_context(), Future[T]()
 
     def run() -> None:
         try:
-            future.set_result(context.run(asyncio.run, _result_of(awaitable)))
+            future.set_result(context.run(_run, awaitable))
         except BaseException as error:  # noqa: BLE001  raised in the thread that waits
             future.set_exception(error)
 
@@ -225,6 +225,30 @@ def wait_for(awaitable: Awaitable[T]) -> T:
             thread.join()
     finally:
         BLOCKED_LOOPS.discard(loop)
+
+
+def _run(awaitable: Awaitable[T]) -> T:
+    """Run an awaitable in a separate event loop, as `asyncio.run` does.
+
+    Afterwards, that leaves a thread without a current event loop, which an application may use.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        return loop.run_until_complete(_result_of(awaitable))
+    finally:
+        try:
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(_end_of(left))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+
+async def _end_of(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _result_of(awaitable: Awaitable[T]) -> T:
