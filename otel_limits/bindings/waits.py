@@ -61,8 +61,8 @@ class Wait:
     """
 
     # No `__init__`: an error in it could not be suppressed.
-    _waits: PendingWaits | None = None
-    """The waits of the invocation; `None` before `join`."""
+    _joined: tuple[PendingWaits, ...] = ()
+    """The waits of the invocations that end it: after a hand-off, those of two agents."""
     _task: asyncio.Task[Any] | None = None
     """The waiting task; `None` between two waits, when the stream's reader runs."""
     _reader: asyncio.Task[Any] | None = None
@@ -88,15 +88,16 @@ class Wait:
 
     @suppress_errors("binding")
     def join(self, waits: PendingWaits) -> None:
-        """Join the waits of an invocation."""
-        self._waits = waits
+        """Join the waits of an invocation, in addition to those of another one."""
+        self._joined += (waits,)
         waits.open.append(self)
 
     @suppress_errors("binding")
     def close(self) -> None:
-        """Leave the waits of the invocation."""
-        if self._waits is not None and self in self._waits.open:
-            self._waits.open.remove(self)
+        """Leave the waits of each invocation."""
+        for each in self._joined:
+            if self in each.open:
+                each.open.remove(self)
 
     async def next_of(self, events: AsyncIterator[Any]) -> Any:
         """Wait for the next event.
@@ -115,7 +116,7 @@ class Wait:
             if task is not self._reader:
                 self._reader, self._others = task, _cancellations_of(task)
             # Read after the task is set, as `cut` writes and reads in the opposite order.
-            is_late = self._waits is not None and self._waits.is_cut and not self.may_begin_late()
+            is_late = any(each.is_cut for each in self._joined) and not self.may_begin_late()
         except Exception as error:  # noqa: BLE001  the agent must not feel it
             report_suppressed("binding", error)
             is_late = False
@@ -150,10 +151,10 @@ class Wait:
 
     def _cancel(self) -> None:
         """Cancel the task in its loop, repeatedly, as some code swallows cancellations."""
-        task, waits = self._task, self._waits
-        if task is None or waits is None or not self.may_be_cut(waits):
+        task = self._task
+        if task is None or not all(map(self.may_be_cut, self._joined)):
             return
-        if self.is_innermost(waits):
+        if all(map(self.is_innermost, self._joined)):
             self._cancellations += 1
             task.cancel(WHY)
         task.get_loop().call_later(PATIENCE_SECONDS, self._cancel)

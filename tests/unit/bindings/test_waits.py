@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits import enable
-from otel_limits.bindings.waits import wait_for
+from otel_limits.bindings.waits import EndedBeforeError, PendingWaits, Wait, wait_for
 from otel_limits.testing import ScriptedChatModel, says
 from tests.langchain import graphs
 
@@ -74,3 +74,46 @@ def test_blocking_wait_ends_what_was_begun_in_it(is_running: bool) -> None:  # n
 
     assert (asyncio.run(within(wait)) if is_running else wait()) == "done"
     assert ended == ["task", "generator"]
+
+
+# --- of an agent within the invocation of another one ---------------------------------------------
+
+
+def joined_wait() -> tuple[Wait, list[PendingWaits]]:
+    """A wait of two invocations, and their waits."""
+    wait, both = Wait(), [PendingWaits(), PendingWaits()]
+    for each in both:
+        wait.join(each)
+    return wait, both
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_end_of_either_invocation_ends_the_next_wait(ended: int) -> None:
+    """It may come between two parts of a stream, when nothing waits."""
+    wait, both = joined_wait()
+    read: list[int] = []
+
+    async def parts() -> Any:
+        for number in range(9):
+            read.append(number)
+            yield number
+
+    async def main() -> None:
+        stream = parts()
+        await wait.next_of(stream)
+        both[ended].cut()
+        try:
+            with pytest.raises(EndedBeforeError):
+                await wait.next_of(stream)
+        finally:
+            await stream.aclose()
+
+    asyncio.run(main())
+    assert read == [0]
+
+
+def test_closed_wait_leaves_each_invocation() -> None:
+    """Else each call of a model would leave one until the end of the run."""
+    wait, both = joined_wait()
+    wait.close()
+    assert [each.open for each in both] == [[], []]
