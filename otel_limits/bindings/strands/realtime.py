@@ -175,7 +175,10 @@ class RealtimeInvocation(InvocationInProgress):
     @suppress_errors("binding")
     def cancel(self, verdict: Verdict) -> None:
         """End the agent immediately, from any thread: a time limit or a kill."""
-        self.verdict, self.is_cut = self.verdict or verdict, True
+        with self.run.services.lock:
+            if self.run.outcome_frozen:
+                return  # the application stops it
+            self.verdict, self.is_cut = self.verdict or verdict, True
         self.waits.cut()
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.begin_to_close, context=self._context)
@@ -365,8 +368,9 @@ class RealtimeInvocation(InvocationInProgress):
 
     def begin_to_close(self) -> asyncio.Task[None] | None:
         """Start to stop the agent, once."""
-        agent = self.agent_ref()
-        if self.closing is None and agent is not None and not self.run.finished:
+        agent, run = self.agent_ref(), self.run
+        has_ended = run.finished or run.outcome_frozen  # by the application's own stop, too
+        if self.closing is None and agent is not None and not has_ended:
             self.closing = self._loop.create_task(agent.stop())
             self.closing.add_done_callback(_note_error)
         return self.closing

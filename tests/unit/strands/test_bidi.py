@@ -240,6 +240,76 @@ def test_session_stopped_at_cap_is_not_halted(events: list[Event]) -> None:
     assert (stop.reason, stop.action) == ("end_turn", "none")
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("limited", ["time", "kill"])
+def test_application_stops_session_once(
+    events: list[Event],
+    limited: str,
+    is_read: bool,  # noqa: FBT001
+    fake_time: FakeTime,
+) -> None:
+    """The outcome is final as soon as it begins to, even if it takes a while."""
+    otel_limits.enable(Limits(max_duration_seconds=30), observers=[events.append])
+    limit: dict[str, Callable[[], object]] = {
+        "time": partial(fake_time.advance, 30),
+        "kill": partial(otel_limits.kill, agent="voice"),
+    }
+    readers: list[Callable[[], object]] = []
+
+    class Leaving(RealtimeModel):
+        async def stop(self) -> None:
+            await RealtimeModel.stop(self)
+            limit[limited]()
+            for read_next in readers:
+                read_next()
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    async def talk(model: RealtimeModel) -> None:
+        agent = BidiAgent(model=model, name="voice")
+        await agent.start()
+        reading = agent.receive()
+        await anext(reading)
+        later: list[asyncio.Future[Any]] = []
+        if is_read:
+            readers.append(lambda: later.append(asyncio.ensure_future(anext(reading))))
+        await agent.stop()
+        for each in later:
+            each.cancel()
+        await asyncio.wait(later) if later else None
+        await reading.aclose()
+
+    model = Leaving()
+    asyncio.run(asyncio.wait_for(talk(model), 20))
+    (stop,) = stops_in(events)
+    assert (stop.reason, stop.action, model.stops) == ("end_turn", "none", 1)
+    assert not [each for each in events if isinstance(each, Halt)]
+
+
+def test_session_stopped_right_after_its_deadline_is_stopped_once(
+    events: list[Event], fake_time: FakeTime
+) -> None:
+    """The application's stop begins before the one that the deadline has requested."""
+    otel_limits.enable(Limits(max_duration_seconds=30), observers=[events.append])
+
+    class Leaving(RealtimeModel):
+        async def stop(self) -> None:
+            await RealtimeModel.stop(self)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    async def talk(model: RealtimeModel) -> None:
+        agent = BidiAgent(model=model, name="voice")
+        await agent.start()
+        fake_time.advance(30)
+        await agent.stop()
+
+    model = Leaving()
+    asyncio.run(asyncio.wait_for(talk(model), 20))
+    (stop,) = stops_in(events)
+    assert (stop.reason, stop.action, model.stops) == ("end_turn", "none", 1)
+
+
 def test_tools_of_last_turn_run(events: list[Event]) -> None:
     """Its tools run to their end, and their results request no further response."""
     otel_limits.enable(Limits(max_turns=3), observers=[events.append])
