@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import sys
 import weakref
+from contextlib import suppress
 from importlib import _bootstrap, import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_limits.core.internal_errors import suppress_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
+
+
+MOST_WRAPPED: Final = 100
+"""Functions that are looked at to find ours among them."""
 
 
 class Patches:
@@ -21,6 +27,8 @@ class Patches:
     def __init__(self) -> None:
         """Create an empty set of patches."""
         self._originals: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._unrestored: dict[tuple[Any, str], list[tuple[Any, Any]]] = {}
+        """Those that another instrumentation has wrapped. It keeps calling them."""
 
     def __contains__(self, attribute: tuple[Any, str]) -> bool:
         """Return whether an attribute of a class is patched."""
@@ -35,8 +43,13 @@ class Patches:
         getattr(owner, name)  # a misspelt one would be limited nowhere
         # Not inherited ones: each call would be tracked twice, here and in the parent class.
         original = vars(owner).get(name)
-        if original is not None and (owner, name) not in self:
-            self.put(owner, name, wrapper(original))
+        if original is None or (owner, name) in self:
+            return
+        for patch in self._unrestored.get((owner, name), ()):
+            if has_inner(original, patch[1]):
+                self._originals[owner, name] = patch
+                return
+        self.put(owner, name, wrapper(original))
 
     def put(self, owner: Any, name: str, ours: Any) -> None:
         """Set an attribute of a class and remember the original, if any."""
@@ -76,13 +89,34 @@ class Patches:
     def restore(self) -> None:
         """Restore every class."""
         for (owner, name), (original, ours) in self._originals.items():
-            if vars(owner).get(name) is not ours:  # another instrumentation has wrapped it
-                continue
-            if original is None:
+            if vars(owner).get(name) is not ours:
+                unrestored = self._unrestored.setdefault((owner, name), [])
+                if all(each[1] is not ours for each in unrestored):
+                    unrestored.append((original, ours))
+            elif original is None:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
         self._originals.clear()
+
+
+def has_inner(function: Any, inner: Any) -> bool:
+    """Return whether a function calls another one, as far as its attributes and closure show."""
+    found = [function]
+    for each in found:  # grows during the loop
+        if each is inner:
+            return True
+        cells = getattr(each, "__closure__", None) or ()
+        called = [getattr(each, "__wrapped__", None), *(_content(cell) for cell in cells)]
+        new = (other for other in called if callable(other) and not any(other is f for f in found))
+        found += itertools.islice(new, MOST_WRAPPED - len(found))
+    return False
+
+
+def _content(cell: Any) -> Any:
+    with suppress(ValueError):  # it is empty
+        return cell.cell_contents
+    return None
 
 
 def subclasses_of(owner: type) -> list[type]:
