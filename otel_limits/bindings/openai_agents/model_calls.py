@@ -75,7 +75,7 @@ def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     arguments = RequestArguments(args, options)
     outer = enclosing_request(run)
     if outer is not None:
-        invocation = outer.invocation
+        invocation = invocation if outer.invocation is not None else None
     elif invocation is not None and arguments["input"] is not invocation.agent_run.next_input:
         invocation = None  # not of the loop, but of a guardrail, a hook or an agent's instructions
     is_askable = can_ask(arguments)

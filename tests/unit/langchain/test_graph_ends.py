@@ -795,21 +795,18 @@ def test_formatting_again_is_a_turn() -> None:
 
 def test_formatting_by_two_calls_is_not_a_turn(events: list[Event]) -> None:
     """Both are within the call that formats the answer."""
+    route = uses("Route", arguments={"next": "done"})
+    script = [uses("search"), uses("search"), says(FINE), says(FINE), route, route]
+    inner = ScriptedChatModel(script)
 
     class Twice(ScriptedChatModel):
-        inner: Any
-
         def _generate(self, messages: Any, *_: Any, **options: Any) -> ChatResult:
             options.pop("run_manager", None)
-            answers = [self.inner.invoke(messages, **options) for _ in range(2)]
+            answers = [inner.invoke(messages, **options) for _ in range(2)]
             return ChatResult(generations=[ChatGeneration(message=answers[-1])])
 
     enable(max_turns=2, observers=[events.append])
-    route = uses("Route", arguments={"next": "done"})
-    inner = ScriptedChatModel(
-        [uses("search"), uses("search"), says(FINE), says(FINE), route, route]
-    )
-    state = formatting(Twice([], inner=inner)).invoke(ASK, STEPS)
+    state = formatting(Twice([])).invoke(ASK, STEPS)
     assert (stop_of(state), state.get("route")) == (None, Route(next="done"))
     (stop,) = [each for each in events if isinstance(each, Stop)]
     assert (inner.calls, stop.model_calls, stop.turns) == (6, 6, 2)
