@@ -334,8 +334,8 @@ class ModelCallInProgress(ABC):
     has_ended: bool = field(default=False, kw_only=True)
     failed_last: Verdict | None = field(default=None, kw_only=True)
     """The halt, if the model's last answer cannot be the agent's."""
-    is_taken_over: bool = field(default=False, kw_only=True)
-    """True if a request within this one is its call."""
+    given: int = field(default=0, kw_only=True)
+    """How many of its calls are those of requests within this one."""
     is_admitted: bool = field(default=False, kw_only=True)
     """True if it is the outer request's call."""
     within: EnclosingCall | None = field(default=None, kw_only=True)
@@ -363,8 +363,8 @@ class ModelCallInProgress(ABC):
             request.cannot_ask = "because another agent has called it."
         call = suppress_errors("binding")(request.describe)() or InFlightCall(UNKNOWN_MODEL)
         outer = request.outer
-        if outer is not None and outer.gives_calls([call]):
-            request.calls, request.is_admitted = [*outer.calls], True
+        if outer is not None and (given := outer.give_calls([call])):
+            request.calls, request.is_admitted = given, True
             return request
         request.calls = [call]
         if invocation is not None:
@@ -480,21 +480,22 @@ class ModelCallInProgress(ABC):
         """Count again for a call whose invocation has ended while the answer was not read."""
         self.run.calls.resume(self.calls[0])
 
-    def gives_calls(self, calls: Sequence[InFlightCall]) -> bool:
-        """Return whether a request within this one is its call, which `calls` describe better.
+    def give_calls(self, calls: Sequence[InFlightCall]) -> list[InFlightCall]:
+        """Return which calls of this one a request within it is; `calls` describe them better.
 
         A class that calls its parent's method, or another model, makes one call to the model
         further in. Calls of the outer one after it, such as a fallback, are other calls, which
         help to answer it and share its turn.
         """
-        own = self.calls[0]
-        if self.is_taken_over:
+        given = self.calls[self.given : self.given + len(calls)]
+        self.given += len(given)
+        for own, call in zip(given, calls, strict=False):
+            own.model, own.provider, own.terms = call.model, call.provider, call.terms
+        if not given:
+            first = self.calls[0]
             for call in calls:
-                call.around, call.formats_answer = own.owner_of_turn, own.formats_answer
-            return False
-        self.is_taken_over = True
-        own.model, own.provider, own.terms = calls[0].model, calls[0].provider, calls[0].terms
-        return True
+                call.around, call.formats_answer = first.owner_of_turn, first.formats_answer
+        return given
 
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""

@@ -148,8 +148,9 @@ def _read(
     told |= {"rest": rest, "keyword": keyword, "options": options, "has_several": has_several}
     if isinstance(outer, ChatRequest):
         told["formats"] = outer.formats
-    if outer is not None and outer.gives_calls(calls):  # such as `invoke` within `stream`
-        return ChatRequest(run, invocation, [*outer.calls], is_admitted=True, **told)
+    given = [] if outer is None else outer.give_calls(calls)  # as `invoke` within `stream`
+    if given:
+        return ChatRequest(run, invocation, given, is_admitted=True, **told)
     if invocation is not None:
         for call, each in zip(calls, conversations, strict=True):
             call.id = str(next(IDS))

@@ -81,11 +81,11 @@ def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
     is_askable = can_ask(arguments)
     hide_questions(arguments, invocation)
     call = call_to(model, arguments, invocation)
-    if outer is not None and outer.gives_calls([call]):
+    if outer is not None and (given := outer.give_calls([call])):
         return ModelRequest(
             run,
             invocation,
-            [*outer.calls],
+            given,
             model=model,
             outer=outer,
             is_admitted=True,

@@ -234,6 +234,30 @@ def test_last_turn_admits_each_call_of_its_answer() -> None:
     assert (state["messages"][-1].text, inner.calls) == ("done", 2)
 
 
+class Relaying(Drafting):
+    """A model that hands each conversation on to another one."""
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        return ChatResult(generations=[ChatGeneration(message=self.inner.invoke(messages))])
+
+
+def test_conversations_handed_on_one_by_one_are_a_call_each(events: list[Event]) -> None:
+    """A request for several is several calls, and each of them is sent apart."""
+    enable(max_model_calls=9, observers=[events.append])
+    model = Relaying(inner=ScriptedChatModel([says("one"), says("two")]))
+
+    def node(_: Any) -> dict[str, Any]:
+        model.generate([[AIMessage("a")], [AIMessage("b")]])
+        return {"messages": [AIMessage("done")]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.compile(name="boss").invoke({"messages": []})
+    called = [each for each in events if isinstance(each, ModelCall)]
+    assert [(each.kind, each.model) for each in called] == [("measured", "scripted")] * 2
+
+
 class Recovering(Drafting):
     """A model that calls the other one again after an error."""
 
