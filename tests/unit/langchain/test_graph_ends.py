@@ -806,7 +806,8 @@ def test_formatting_by_two_calls_is_not_a_turn(events: list[Event]) -> None:
             return ChatResult(generations=[ChatGeneration(message=answers[-1])])
 
     enable(max_turns=2, observers=[events.append])
-    state = formatting(Twice([])).invoke(ASK, STEPS)
+    made: Any = Twice
+    state = formatting(made([])).invoke(ASK, STEPS)
     assert (stop_of(state), state.get("route")) == (None, Route(next="done"))
     (stop,) = [each for each in events if isinstance(each, Stop)]
     assert (inner.calls, stop.model_calls, stop.turns) == (6, 6, 2)
