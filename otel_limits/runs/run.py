@@ -239,6 +239,11 @@ class Run(Account):
             )
         )
 
+    @property
+    def ending_halt(self) -> Verdict | None:
+        """The halt that ends it, if one does."""
+        return self.verdict if self.action in CUT_SHORT else None
+
     def freeze_outcome(self) -> bool:
         """Make the outcome final, so that no later kill changes it; True if killed before."""
         with self.services.lock:
@@ -383,7 +388,7 @@ class Run(Account):
     @property
     def is_refused(self) -> bool:
         """True if failures in a row refused it, or its conversation, before its first call."""
-        breaches = self.verdict.breaches if self.verdict and self.action in CUT_SHORT else ()
+        breaches = self.ending_halt.breaches if self.ending_halt else ()
         return any(breach.limit == REPEATED_FAILURES for breach in breaches) or any(
             breach.limit.startswith(CONVERSATION_PREFIX) and not self.part.model_calls
             for breach in breaches
@@ -391,8 +396,8 @@ class Run(Account):
 
     def failure(self, reason: str, error: BaseException | None) -> Failure | None:
         """Return how it has failed: by its halt, an exception, or a cap of the framework."""
-        if self.verdict is not None and self.action in CUT_SHORT:
-            return failure_of_reason(self.verdict.reason)
+        if (halt := self.ending_halt) is not None:
+            return failure_of_reason(halt.reason)
         if error is not None:
             return failure_of_error(error)
         is_failure = reason == "error" or reason.startswith(OWN_CAPS)

@@ -16,6 +16,7 @@ from agents import RunState
 from otel_limits.bindings.extensions import extension_of
 from otel_limits.bindings.invocation import InvocationInProgress, invocation_of_task
 from otel_limits.bindings.openai_agents.run_marks import mark, mark_inner
+from otel_limits.bindings.span_writer import write_halt
 from otel_limits.core.internal_errors import INTERNAL_ERRORS, suppress_errors
 from otel_limits.core.labels import quoted
 from otel_limits.core.limits import NO_LIMITS
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from otel_limits.core.errors import LimitReachedError
     from otel_limits.core.events import Stop
     from otel_limits.core.policy import Overrides, Verdict
-    from otel_limits.runs.run import TaskScope
+    from otel_limits.runs.run import Run, TaskScope
     from otel_limits.runs.tasks import InterruptedTasks
 
 
@@ -63,6 +64,11 @@ class AgentInvocation(InvocationInProgress):
     def end(self) -> Verdict | None:
         """The halt that ends the run: of the active agent, or of the first one."""
         return self.verdict or self.agent_run.root.verdict
+
+    def share(self, verdict: Verdict, other: Run) -> None:
+        """Halt it by what has halted another agent of the run, which has written the message."""
+        self.run.halt(verdict, "raised" if other.raised else "halted")
+        write_halt(self.span, verdict, self.run)
 
 
 class AgentRun:
@@ -225,6 +231,7 @@ class AgentRun:
 
     def finish(self) -> None:
         """End the invocations of all agents, however the run has ended."""
+        self._share_halt()
         # Its input is that of the first agent, not that of the last one.
         self.root.run.judge(self._reason, self.root.error, self.active.run)
         # The first agent's invocation contains the others.
@@ -237,6 +244,22 @@ class AgentRun:
             invocation.finish(reason, invocation.error)
         if self._interrupted is not None:
             self._keep_tasks()
+
+    @suppress_errors("binding")
+    def _share_halt(self) -> None:
+        """Halt the active agent with the first one, within whose invocation it runs.
+
+        The first one also ends with the active one if both were to end, as with a kill of both.
+        """
+        root, active = self.root, self.active
+        halt, of_active = root.run.ending_halt, active.run.ending_halt
+        if halt is None:
+            if of_active and root.verdict and root.verdict.reason == of_active.reason:
+                root.share(root.verdict, active.run)
+        elif of_active is None:
+            first = quoted(root.run.invocation.agent)
+            remark = f"The run ended with its first agent, {first}."
+            active.share(replace(halt, remark=remark), root.run)
 
     @suppress_errors("binding")
     def _keep_tasks(self) -> None:

@@ -48,6 +48,7 @@ from otel_limits import (
     stops_of,
 )
 from otel_limits.testing import (
+    FakeTime,
     ScriptedAgentsModel,
     endless,
     fails,
@@ -420,23 +421,97 @@ def test_events_of_a_handoff_are_those_of_each_agent(events: list[Event]) -> Non
     assert len(roots) == 1
 
 
-def test_kill_of_the_first_agent_ends_the_one_after_a_handoff() -> None:
+def test_kill_of_the_first_agent_ends_the_one_after_a_handoff(events: list[Event]) -> None:
     """Its invocation contains the other one, whose call is interrupted."""
-    enable(max_turns=9)
+    enable(max_turns=9, observers=[events.append])
     first = ScriptedAgentsModel([uses("transfer_to_second")])
-    slow = agent(SlowModel(), name="second")
+    slow = agent(SlowModel(lambda: kill(agent="boss")), name="second")
+    assert halt_of(CALLS["run"](agent(first, handoffs=[slow]))).reason == "killed"
+    assert ends_of(events) == [("second", "killed", "killed"), ("boss", "killed", "killed")]
+    assert [each.synthetic for each in stops_in(events)] == [False, True]  # there is one message
 
-    async def main() -> Any:
-        running = asyncio.create_task(
-            Runner.run(agent(first, handoffs=[slow]), "go", run_config=UNTRACED)
-        )
-        while SlowModel.waiting == 0:  # noqa: ASYNC110  no event marks its start
-            await asyncio.sleep(0.01)
-        kill(agent="boss")
-        return await running
 
-    SlowModel.waiting = 0
-    assert halt_of(asyncio.run(main())).reason == "killed"
+def test_kill_of_the_first_agent_after_the_last_call_is_that_of_both(events: list[Event]) -> None:
+    """The run ends as killed, although the active agent has answered."""
+    enable(max_turns=9, observers=[events.append])
+
+    class Killing(AgentHooks[Any]):
+        async def on_end(self, *_: Any) -> None:
+            kill(agent="boss")
+
+    first = ScriptedAgentsModel([uses("transfer_to_second")])
+    second = agent(ScriptedAgentsModel([says("done")]), name="second", hooks=Killing())
+    CALLS["run"](agent(first, handoffs=[second]))
+    assert ends_of(events) == [("second", "killed", "killed"), ("boss", "killed", "killed")]
+
+
+@pytest.mark.parametrize("action", ["halt", "raise"])
+def test_kill_of_all_agents_is_that_of_the_first_one_after_a_handoff(
+    action: Any, events: list[Event]
+) -> None:
+    """It was to end as well, so it has not only handed off."""
+    enable(max_turns=9, action=action, observers=[events.append])
+    first = ScriptedAgentsModel([uses("transfer_to_second")])
+    slow = agent(SlowModel(lambda: kill(all=True)), name="second")
+    with contextlib.suppress(LimitReachedError):
+        CALLS["run"](agent(first, handoffs=[slow]))
+    assert ends_of(events) == [("second", "killed", "killed"), ("boss", "killed", "killed")]
+
+
+@pytest.mark.parametrize("action", ["halt", "raise"])
+def test_deadline_of_the_first_agent_ends_the_one_after_a_handoff(
+    action: Any, events: list[Event]
+) -> None:
+    """Both end by it, and the run has failed, so that it is not repeated forever."""
+    enable(
+        max_duration_seconds=30, max_repeated_failures=2, action=action, observers=[events.append]
+    )
+
+    done = {"halt": "halted", "raise": "raised"}[action]
+    both = [("second", "max_duration", done), ("boss", "max_duration", done)]
+    with FakeTime() as clock:
+        run_past_deadline(clock)
+        run_past_deadline(clock)
+        assert ends_of(events) == both * 2
+        run_past_deadline(clock)
+    assert ends_of(events)[4:] == [("boss", "loop_detected", done)]
+
+
+def test_operator_of_an_agent_that_ended_with_the_first_one_reads_its_name(
+    events: list[Event],
+) -> None:
+    """The limit is that of the first agent, so the own limits of the second one are no cause."""
+    enable(max_duration_seconds=30, observers=[events.append])
+    with FakeTime() as clock:
+        run_past_deadline(clock)
+    second, boss = (each.sentence for each in stops_in(events))
+    assert "The run ended with its first agent, 'boss'." in second
+    assert "first agent" not in boss
+
+
+def run_past_deadline(clock: FakeTime) -> None:
+    """Run an agent for 10 seconds, and for 25 more the one to which it hands off."""
+
+    @function_tool
+    def wait() -> str:
+        """Take some time."""
+        clock.advance(10)
+        return "done"
+
+    first = ScriptedAgentsModel([uses("wait"), uses("transfer_to_second")])
+    slow = agent(SlowModel(lambda: clock.advance(25)), name="second")
+    with contextlib.suppress(LimitReachedError):
+        CALLS["run"](agent(first, wait, handoffs=[slow]))
+
+
+def stops_in(events: list[Event]) -> list[Stop]:
+    """The ends of all agents, in their order."""
+    return [each for each in events if isinstance(each, Stop)]
+
+
+def ends_of(events: list[Event]) -> list[tuple[str, str, str]]:
+    """The agent, the reason and the action of each end."""
+    return [(each.agent, each.reason, each.action) for each in stops_in(events)]
 
 
 # --- quotas, kills and deadlines ------------------------------------------------------------------
