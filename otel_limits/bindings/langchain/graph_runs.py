@@ -58,6 +58,7 @@ from otel_limits.runs.run import Run
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
 
+    from langchain_core.messages import ToolCall
     from langgraph.types import StateSnapshot
 
     from otel_limits.core.policy import Overrides, Verdict
@@ -319,14 +320,16 @@ class GraphCall:
         """
         is_pending = stored is not None and bool(stored.next)
         is_parallel = stored is not None and is_pending and len(stored.tasks) > 1
-        self.stream.end_step(stored.values if stored is not None and is_parallel else {})
-        self._halt()
+        stream = self.stream
+        stream.end_step(stored.values if stored is not None and is_parallel else {})
         # LangGraph can continue with the nodes that are pending, and has what the others wrote. But
         # a conversation that waits for the results of tools must not stay so, nor does a question
         # that was answered.
-        waits_for_tools = len(self._last) > 1
+        waits_for_tools = stream.has_conversation and bool(_unanswered(stream.messages))
         has_ended = self.invocation.answer is not None or self._is_declined
-        if is_parallel and not waits_for_tools and not has_ended:
+        stays_pending = is_parallel and not waits_for_tools and not has_ended
+        self._halt(stays_pending=stays_pending)
+        if stays_pending:
             return None
         if is_pending and has_ended and not self._last:  # the state has the last answer already
             return self.thread, [[StateUpdate(None, END)]]
@@ -372,8 +375,12 @@ class GraphCall:
         return False
 
     @suppress_errors("binding")
-    def _halt(self) -> None:
-        """Publish the halt, and write its messages."""
+    def _halt(self, *, stays_pending: bool = False) -> None:
+        """Publish the halt, and write its messages.
+
+        Args:
+            stays_pending: The thread is left as it is, without them.
+        """
         invocation, run = self.invocation, self._run
         verdict = invocation.verdict or invocation.wrapping
         assert verdict is not None  # every refusal has one
@@ -385,7 +392,8 @@ class GraphCall:
         if invocation.lacks_form and self._ends_with_answer:
             self._halt_late(verdict)
             return
-        is_stored = self.thread is not None and self.stream.has_conversation
+        has_thread = self.thread is not None and not stays_pending
+        is_stored = has_thread and self.stream.has_conversation
         text = invocation.halt(verdict, can_show=self.stream.can_carry, is_written=is_stored) or ""
         message = AIMessage(text, id=str(uuid.uuid4()), name=self._name_of_answers)
         mark(message, run.stop(verdict.reason), synthetic=True)
@@ -611,11 +619,19 @@ def _answered(
 
 def _results_of_unanswered(messages: Sequence[Any], verdict: Verdict) -> list[ToolMessage]:
     """Return results for the tools that were requested but never ran."""
-    answered = {each.tool_call_id for each in messages if isinstance(each, ToolMessage)}
     return [
         ToolMessage(
             not_run_note(verdict), name=call["name"], tool_call_id=call["id"], status="error"
         )
+        for call in _unanswered(messages)
+    ]
+
+
+def _unanswered(messages: Sequence[Any]) -> list[ToolCall]:
+    """Return the tool calls of a conversation that have no result."""
+    answered = {each.tool_call_id for each in messages if isinstance(each, ToolMessage)}
+    return [
+        call
         for each in messages
         if isinstance(each, AIMessage)
         for call in each.tool_calls

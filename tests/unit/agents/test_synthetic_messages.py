@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import pytest
 from agents import SQLiteSession
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph import START, StateGraph
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Send
 from pydantic import BaseModel
 from strands import Agent, tool
 
@@ -66,6 +67,24 @@ def thread() -> str:
     return str(agent.get_state(graphs.config("1")).values["messages"][-1])
 
 
+def branches() -> str:
+    """One whose thread keeps the refused branches pending, and no message of ours."""
+    model = ScriptedChatModel(endless(says("x")))
+
+    def find(_: Any) -> Any:
+        model.invoke("go")
+        return {"messages": []}
+
+    builder = StateGraph(MessagesState).add_node("find", find)
+    builder.add_conditional_edges(START, lambda state: [Send("find", state)] * 5)
+    graph: Any = builder.compile(name="boss", checkpointer=InMemorySaver())
+    options = graphs.config("1", max_concurrency=1)
+    with contextlib.suppress(LimitReachedError):
+        return str(graph.invoke(graphs.ASK, options))
+    assert graph.get_state(options).next == ("find", "find")
+    return str(graph.get_state(options).values)
+
+
 def counter() -> str:
     """A graph whose state has no messages."""
     model = ScriptedChatModel(endless(says("x")))
@@ -103,6 +122,8 @@ CASES = [
     (langchain, "raise", False),
     (thread, "halt", True),
     (thread, "raise", True),
+    (branches, "halt", True),
+    (branches, "raise", False),
     (counter, "halt", False),
     (counter, "raise", False),
     (openai, "halt", True),
