@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from otel_limits.core.limits import CONVERSATION_PREFIX, LIMITS, TREE_PREFIX, Breach, Level
-from otel_limits.core.policy import unpriced_by_default
+from otel_limits.core.policy import COMPARED, unpriced_by_default
 from otel_limits.core.usage import EXACT, NO_COST, Tally
 
 if TYPE_CHECKING:
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from otel_limits.core.policy import Policy, Reached, Unpriced
 
 Counted = TypeVar("Counted", Breach, Level)
+
+UNCOUNTED_CALLS: Final = ("unmeasured", "unpriced")
+"""Settings for calls that count too little for a cap."""
 
 ASSUMED_OUTPUT: Final = 1024
 """Assumed output tokens of a model that has not answered yet."""
@@ -160,10 +163,15 @@ class Budget:
             policy: The policy of that one.
             shared: Its caps.
         """
-        caps = self.configured
+        caps, own = self.configured, self.policy
+        is_looser = any(
+            COMPARED[name](getattr(policy, name), getattr(own, name)) for name in UNCOUNTED_CALLS
+        )
         # With another action, it would behave differently at the same cap.
-        return self.policy.action == policy.action and all(
-            name in caps and caps[name] <= cap for name, cap in shared.items()
+        return (
+            own.action == policy.action
+            and not is_looser
+            and all(name in caps and caps[name] <= cap for name, cap in shared.items())
         )
 
 

@@ -31,6 +31,7 @@ from tests.metered import PER_MESSAGE, Metered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from otel_limits import Event, Level
     from otel_limits.runs.budget import Budget
@@ -426,6 +427,50 @@ def test_redundant_inner_tree_is_omitted(trees: list[Budget]) -> None:
     children = [agent_of(Metered([says("done")]), "child")]
     asking(children, then=[says("done")])("go")
     assert len(trees) == 1
+
+
+@pytest.mark.parametrize("shared", ["tree", "conversation"])
+@pytest.mark.parametrize(
+    ("rules", "cap", "answer"),
+    [
+        ("researcher: {unmeasured: halt}", "max_token_budget", uses("look", usage=None)),
+        (
+            "'*': {limits: {max_turns: 9}}, researcher: {unpriced: halt}",
+            "max_cost_usd",
+            uses("look"),
+        ),
+        ("boss: {unpriced: warn}", "max_cost_usd", uses("look")),
+    ],
+    ids=["unmeasured", "unpriced", "unpriced by default"],
+)
+def test_agent_in_a_looser_tree_halts_at_calls_of_unknown_size(  # noqa: PLR0913
+    shared: str,
+    rules: str,
+    cap: str,
+    answer: Answer,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    events: list[Event],
+) -> None:
+    """Its own rule for such calls holds, although the caps around it are the same."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(
+        f"defaults: {{{shared}: {{{cap}: 1000}}}}\nagents: {{{rules}}}\n"
+        "models: {priced: {price: {input: 1, output: 1}}}\n"
+    )
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(observers=[events.append])
+    model = ScriptedModel([answer] * 3 + [says("done")], model_id="unknown")
+    child = agent_of(model, "researcher")
+    ask = uses("researcher", arguments={"input": "go"})
+    boss = agent_of(
+        ScriptedModel([ask, says("done")], model_id="priced"),
+        "boss",
+        tools=[child.as_tool(name="researcher", description="Ask.")],
+    )
+    boss("go")
+    assert (model.calls, stops(events)["researcher"].action) == (1, "halted")
 
 
 def test_tree_breach_takes_its_owners_action(call: Call, events: list[Event]) -> None:
