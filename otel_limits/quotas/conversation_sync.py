@@ -13,8 +13,7 @@ import math
 import threading
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from decimal import ROUND_CEILING, Decimal
 from functools import partial
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from otel_limits.runs.clock import Clock
     from otel_limits.runs.conversations import Conversation
     from otel_limits.runs.quota_gate import AdmissionRequest
+    from otel_limits.runs.registry import RunRegistry
 
 
 # --- before and after calls -----------------------------------------------------------------------
@@ -55,17 +55,13 @@ class ConversationSync:
 
     Args:
         shared: The conversations in the store.
-        registry: Returns the lock that guards the conversations of this process.
+        runs: The registry of this process, with its conversations and the lock that guards them.
     """
 
-    def __init__(
-        self,
-        shared: SharedConversations,
-        registry: Callable[[], AbstractContextManager[object]],
-    ) -> None:
+    def __init__(self, shared: SharedConversations, runs: RunRegistry) -> None:
         """Begin without active invocations."""
         self._shared = shared
-        self._registry = registry
+        self._runs = runs
         self._reset()
 
     def _reset(self) -> None:
@@ -79,6 +75,9 @@ class ConversationSync:
         """Reset in a forked child: its parent sends its own usage."""
         self._shared.reset()
         self._reset()
+        # Also what it has not sent yet, e.g. a turn whose tools run: the child must not send it.
+        for each in self._runs.conversations:
+            each.sent = parts_of(sums_in(each))
 
     async def refresh(self, request: AdmissionRequest) -> Verdict | None:
         """Take over the usage of other processes before a call is decided on.
@@ -116,7 +115,7 @@ class ConversationSync:
         """Send the usage since the last time."""
         idle = conversation.policy.conversation_idle.total_seconds()
         with self._lock:
-            with self._registry():
+            with self._runs.lock:
                 parts = parts_of(sums_in(conversation))
                 unsent, conversation.sent = minus(parts, conversation.sent), parts
             if unsent:
@@ -128,7 +127,7 @@ class ConversationSync:
             known = self._shared.known(conversation.key)
             if known is None:  # an outage: only the sums in this process are known
                 return
-            with self._registry():
+            with self._runs.lock:
                 everywhere = Counter(known)
                 everywhere.update(minus(parts_of(sums_in(conversation)), conversation.sent))
                 count_on_from(conversation, sums_of(everywhere))

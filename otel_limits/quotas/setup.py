@@ -61,7 +61,7 @@ class Quotas:
             client = StoreClient(executor, place.timeout, CLOCK, listener.look_soon)
             if isinstance(store, KeepsConversations):
                 shared = SharedConversations(client, CLOCK)
-                conversations = ConversationSync(shared, lambda: runs.lock)
+                conversations = ConversationSync(shared, runs)
         else:
             client = StoreClient(
                 InlineExecutor(open_store(place), queues.notify_freed), place.timeout, CLOCK

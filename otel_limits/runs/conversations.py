@@ -17,7 +17,7 @@ from otel_limits.core.values import FrozenDict
 from otel_limits.runs.budget import Budget
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from decimal import Decimal
 
     from otel_limits.core.policy import Policy
@@ -84,7 +84,7 @@ class Conversation(Budget):
         self.granted: dict[str, Any] = {}
         """By how much persons have raised its caps, by the name of the limit."""
         self.sent: Mapping[str, int] = {}
-        """The part of its sums that a shared store has, or will have."""
+        """The part of its sums that a shared store has, or gets without a further addition."""
         self.warned: set[tuple[str, float]] = set()
         """Soft thresholds that were reported, by limit."""
         self.follow(policy)
@@ -135,6 +135,10 @@ class Conversations:
         """Return the number of conversations."""
         return len(self._kept)
 
+    def __iter__(self) -> Iterator[Conversation]:
+        """Iterate over the conversations, the one used longest ago first."""
+        return iter(self._kept.values())
+
     def of(self, key: str, agent: str, policy: Policy) -> Conversation:
         """Return a conversation for an invocation that begins, with the caps of its policy."""
         now = self._now()
@@ -169,7 +173,7 @@ class Conversations:
 
     def after_fork(self) -> None:
         """Reset in a child process: the parent's calls in flight end in the parent."""
-        for each in self._kept.values():
+        for each in self:
             each.members, each.reserved = 0, Tally()
 
     def _forget(self, now: float) -> None:
