@@ -68,7 +68,7 @@ def thread() -> str:
 
 
 def branches() -> str:
-    """One whose thread keeps the refused branches pending, and no message of ours."""
+    """One whose thread keeps the refused branches pending, without our message."""
     model = ScriptedChatModel(endless(says("x")))
 
     def find(_: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A process sends what a conversation uses in it, and nothing that another process sends."""
+"""Each process sends the usage of a conversation that no other one sends."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Worker:
         """Begin an invocation."""
         return self.runs.start("writer", POLICY, conversation="chat")
 
-    def take_turn(self, run: Run) -> None:
+    def call_model(self, run: Run) -> None:
         """Call a model, which requests a tool."""
         conversations = tuple(each for each in run.trees if isinstance(each, Conversation))
         request = AdmissionRequest(
@@ -75,13 +75,13 @@ class Worker:
 
 
 def test_forked_child_sends_no_turn_of_its_parent() -> None:
-    """The parent has not sent its turn yet while a tool runs, and does so after it."""
+    """While a tool runs, the parent has not sent its turn yet; it does so afterwards."""
     worker = Worker()
     parent = worker.begin()
-    worker.take_turn(parent)
+    worker.call_model(parent)
     assert worker.sums == (1, 0, 0)
     worker.runs.after_fork()
     child = worker.begin()
-    worker.take_turn(child)
+    worker.call_model(child)
     child.finish("end_turn")
     assert worker.sums == (2, 1, 1)
