@@ -8,7 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -291,8 +291,12 @@ def ledger(context: Context) -> Iterator[Finding]:
     """Report whether the ledger is writable."""
     address = context.settings.ledger
     if address is None:
-        text = f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default_ledger()}."
-        yield skipped("ledger", text)
+        try:
+            used, advice = default_ledger(), ""
+        except ValueError as error:
+            used, advice = "none", str(error)
+        text = f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {used}."
+        yield skipped("ledger", text, advice)
         return
     from otel_limits.ledger.database import write_error
 
@@ -309,11 +313,14 @@ def ledger(context: Context) -> Iterator[Finding]:
 
 def spilled(context: Context) -> Iterator[Finding]:
     """Report rows that wait for the ledger, or for the default one of `otel-limits run`."""
-    address = context.settings.ledger or ledger_address("The ledger", default_ledger())
-    assert address is not None
+    address = context.settings.ledger
+    with suppress(ValueError):  # the user has no home directory
+        address = address or ledger_address("The ledger", default_ledger())
     files = []
     # Usually there is none, and SQLAlchemy takes long to import.
-    if any(path for place in address.spills for path in place.parent.glob("*.spill-*")):
+    if address is not None and any(
+        path for place in address.spills for path in place.parent.glob("*.spill-*")
+    ):
         from otel_limits.ledger.spill import SpillFiles
 
         files = SpillFiles(address).files()

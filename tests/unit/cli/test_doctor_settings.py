@@ -289,3 +289,22 @@ def test_waiting_rows_are_reported(tmp_path: Path) -> None:
     finding = only("spilled rows", LEDGER=str(path))
     assert finding.status == "ok"
     assert finding.text == f"10 bytes in {spilled}."
+
+
+def test_user_without_a_home_directory_has_no_default_ledger(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in many containers: `otel-limits run` records nothing, and all else is checked."""
+
+    def home() -> Path:
+        raise RuntimeError
+
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    finding = only("ledger")
+    assert (finding.status, finding.text) == (
+        "-",
+        "OTEL_LIMITS_LEDGER is not set; otel-limits run would use none.",
+    )
+    assert finding.advice.startswith("No home directory for the default ledger. Set HOME, or a ")
+    assert only("spilled rows").text == "No spilled rows."
