@@ -27,7 +27,7 @@ from otel_limits.core.values import (
     split_names,
 )
 from otel_limits.ledger.calendar import kind_of
-from otel_limits.ledger.options import Condition
+from otel_limits.ledger.options import AUDIT_KEY, KEY_PREFIX, Condition
 from otel_limits.ledger.rows import MICROSECONDS
 from otel_limits.settings.variables import authorization_in
 
@@ -98,9 +98,12 @@ def authorization_file(text: str) -> Secret:
         raise ArgumentTypeError(str(error)) from None
 
 
+SEPARATOR: Final = re.compile(rf",(?=(?:{KEY_PREFIX})?{AUDIT_KEY.pattern}!?=)")
+"""Values may contain commas: what follows a separator must look like a condition."""
+
+
 def _conditions(text: str) -> Conditions:
-    # Values may contain commas: what follows a separator must look like a condition.
-    return tuple(map(_condition, re.split(r",(?=[\w.:-]+!?=)", text)))
+    return tuple(map(_condition, SEPARATOR.split(text)))
 
 
 def _condition(text: str) -> Condition:

@@ -5,6 +5,7 @@ They are when rows become durable, and which properties a query can name.
 
 from __future__ import annotations
 
+import re
 from typing import Final, Literal, NamedTuple
 
 LedgerSync = Literal["invocation", "call", "background"]
@@ -22,6 +23,10 @@ OF_CALLS: Final = frozenset({"model", "provider", "state", "side", "tool"})
 
 AFTER_TOOLS: Final = "(after tools)"
 """Tools whose results a model call received; no audit key can have this name."""
+
+# The usual characters of baggage and attribute names, none of which SQL or CSV has to quote.
+AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
+"""A name that is valid as an audit key."""
 
 KEY_PREFIX: Final = "key:"
 """Prefix of an audit key with the name of another property, e.g. `key:tokens`."""

@@ -34,7 +34,7 @@ from otel_limits.core.values import (
     setting,
     split_names,
 )
-from otel_limits.ledger.options import LEDGER_SYNCS, OWN_NAMES, LedgerSync
+from otel_limits.ledger.options import AUDIT_KEY, LEDGER_SYNCS, OWN_NAMES, LedgerSync
 from otel_limits.quotas.stores import MEMORY_URL, require_store_url
 from otel_limits.settings.ledgers import LEDGER, LEDGER_GROUP, TIME_ZONE
 from otel_limits.settings.variables import AUTHORIZATION
@@ -67,9 +67,6 @@ PRESETS: Final[Mapping[str, Mapping[str, int]]] = {
 METRICS: Final = ("prometheus", "otlp")
 
 NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-
-# The usual characters of baggage and attribute names, none of which SQL or CSV has to quote.
-AUDIT_KEY: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-/]{0,63}")
 
 
 def _audit_keys(keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -140,6 +140,15 @@ def test_conditions_can_be_one_argument(ledger: LedgerFile, ask: Ask) -> None:
     assert {row["agent"] for row in found["spend"]} == {"a, or b=2"}
 
 
+@pytest.mark.parametrize("key", ["app.kubernetes.io/name", "key:tokens", "9-a_b"])
+def test_conditions_can_name_any_audit_key(ledger: LedgerFile, ask: Ask, key: str) -> None:
+    """Otherwise a condition after a comma is part of the value before it, and excludes nothing."""
+    name = key.removeprefix("key:")
+    write(ledger.address, *(Entry(agent=agent, attributes={name: agent}) for agent in "abc"))
+    found = ask("spend", "--by", "agent", "--where", f"agent!=a,{key}!=b")
+    assert [row["agent"] for row in found["spend"]] == ["c"]
+
+
 def test_a_pattern_is_no_pattern_of_the_database(ledger: LedgerFile, ask: Ask) -> None:
     """`%` and `_` are literal, and case counts."""
     write(ledger.address, *(Entry(agent=name) for name in ("a%b_c", "aXbYc", "A%B_C")))
