@@ -18,8 +18,16 @@ if TYPE_CHECKING:
 
 Counted = TypeVar("Counted", Breach, Level)
 
-UNCOUNTED_CALLS: Final = ("unmeasured", "unpriced")
-"""Settings for calls that count too little for a cap."""
+RULES: Final = {
+    TREE_PREFIX: ("unmeasured", "unpriced"),
+    CONVERSATION_PREFIX: (
+        "unmeasured",
+        "unpriced",
+        "conversation_idle",
+        "conversation_on_store_error",
+    ),
+}
+"""Settings besides the action that a shared budget applies, by its prefix."""
 
 ASSUMED_OUTPUT: Final = 1024
 """Assumed output tokens of a model that has not answered yet."""
@@ -165,7 +173,7 @@ class Budget:
         """
         caps, own = self.configured, self.policy
         is_looser = any(
-            COMPARED[name](getattr(policy, name), getattr(own, name)) for name in UNCOUNTED_CALLS
+            COMPARED[name](getattr(policy, name), getattr(own, name)) for name in RULES[self.prefix]
         )
         # With another action, it would behave differently at the same cap.
         return (

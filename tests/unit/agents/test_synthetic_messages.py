@@ -75,7 +75,8 @@ def branches() -> str:
         model.invoke("go")
         return {"messages": []}
 
-    builder = StateGraph(MessagesState).add_node("find", find)
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("find", find)
     builder.add_conditional_edges(START, lambda state: [Send("find", state)] * 5)
     graph: Any = builder.compile(name="boss", checkpointer=InMemorySaver())
     options = graphs.config("1", max_concurrency=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from contextlib import ExitStack
+from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,8 @@ import otel_limits
 from otel_limits import LimitReachedError, Limits, LimitsPlugin, Started, Stop, enable, stop_of
 from otel_limits.core.policy import Policy
 from otel_limits.runs.conversations import Conversations, conversation_hash
+from otel_limits.runs.current import CURRENT
+from otel_limits.runs.registry import RunRegistry
 from otel_limits.testing import (
     FakeTime,
     ScriptedAgentsModel,
@@ -369,6 +372,42 @@ def test_a_sub_agent_has_its_own_tighter_cap() -> None:
     assert stop_of(outer("hi")) is None
     outer("hi")
     assert (model.calls, helper.calls) == (4, 1)
+
+
+def test_a_sub_agent_remembers_its_conversation_longer(tmp_path: Any, monkeypatch: Any) -> None:
+    """The agent around it has the same cap, but soon forgets what was used."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text(
+        "defaults: {conversation: {max_turns: 4}, conversation_idle: 1h}\n"
+        "agents: {helper: {conversation_idle: 1d}}\n"
+    )
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable()
+    helper = ScriptedModel(endless(says("a")))
+    inner = Agent(model=helper, name="helper", callback_handler=None)
+    outer = Agent(
+        model=ScriptedModel(delegating()),
+        name="boss",
+        tools=[inner.as_tool(name="helper", description="Help.")],
+        callback_handler=None,
+    )
+    with FakeTime() as clock:
+        for _ in range(6):
+            assert stop_of(outer("hi")) is None
+            clock.advance(2 * 60 * 60)
+    assert helper.calls == 4
+
+
+@pytest.mark.parametrize(("around", "within"), [("allow", "deny"), ("deny", "allow")])
+def test_a_sub_agent_keeps_its_stricter_rule_for_outages(around: Any, within: Any) -> None:
+    """Its own conversation is then read before its first call; else that around it suffices."""
+    runs = RunRegistry()
+    policy = Policy(conversation=Limits(max_turns=4), conversation_on_store_error=around)
+    outer = runs.start("boss", policy, conversation="1")
+    token = CURRENT.set(outer)
+    inner = runs.start("helper", replace(policy, conversation_on_store_error=within))
+    CURRENT.reset(token)
+    assert (len(outer.trees), len(inner.trees)) == (1, 2 if within == "deny" else 1)
 
 
 # --- memory ---------------------------------------------------------------------------------------
