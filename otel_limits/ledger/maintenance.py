@@ -145,6 +145,9 @@ def pruned_before(connection: sa.Connection) -> int | None:
 
 CALL_TABLES: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE, UNCOUNTED_TABLE)
 
+SIGNS_OF_LIFE: Final = (MODEL_CALL_TABLE, TOOL_CALL_TABLE)
+"""Calls by which a tree is younger than the start and end of its invocations."""
+
 PORTION: Final = 500
 """Invocations per transaction: processes that record wait for no more than that."""
 
@@ -156,25 +159,40 @@ FREE_PAGES: Final = 2_000
 
 
 def prune(database: Database, before_us: int, portion: int = PORTION) -> Iterator[int]:
-    """Delete budget trees that ended before `before_us`, `portion` by `portion`.
+    """Delete budget trees that recorded nothing since `before_us`, `portion` by `portion`.
 
     Yields:
         Deleted invocations, portion by portion.
     """
-    has_younger = _last_seen_after(before_us, RUNS.root_id)
-    oldest = sa.select(RUNS.id).where(RUNS.started_us < before_us, ~has_younger).limit(portion)
+    younger = INVOCATION_TABLE.alias()
+    has_younger = sa.exists().where(
+        younger.c.root_id == RUNS.root_id, _last_known(younger.c) >= before_us
+    )
+    place = sa.tuple_(RUNS.started_us, RUNS.id)
+    oldest = (
+        sa.select(RUNS.id, RUNS.root_id, RUNS.started_us)
+        .where(RUNS.started_us < before_us, ~has_younger)
+        .order_by(RUNS.started_us, RUNS.id)
+        .limit(portion)
+    )
+    following = oldest
     # Calls are deleted with their invocations, then those whose invocation was never recorded.
     while True:
         with database.changing() as connection:
-            ids = list(connection.scalars(oldest))
+            chosen = connection.execute(following).all()
+            if not chosen:
+                break
+            seen = _last_seen(connection, {row.root_id for row in chosen})
+            live = {root for root, last in seen.values() if last >= before_us}
+            ids = [row.id for row in chosen if row.root_id not in live]
             for table in (*CALL_TABLES, ATTRIBUTE_TABLE):
                 connection.execute(table.delete().where(table.c.invocation_id.in_(ids)))
             deleted = connection.execute(INVOCATION_TABLE.delete().where(RUNS.id.in_(ids)))
             if ids:
                 insert(connection, MAINTENANCE_TABLE, [pruned_row(database.address, before_us)])
-        if not ids:
-            break
         yield deleted.rowcount  # another process may have deleted some in the meantime
+        # Not those of live trees again.
+        following = oldest.where(place > sa.tuple_(chosen[-1].started_us, chosen[-1].id))
     while _delete_orphans(database, before_us, portion):
         yield 0
     with database.changing() as connection:
@@ -231,17 +249,22 @@ def _vacuum_tables(database: Database, *, is_full: bool) -> list[str]:
     return refused
 
 
-def _last_seen_after(before_us: int, root_id: sa.ColumnElement[Any]) -> sa.Exists:
-    """Whether a tree was seen later: one that started before the cutoff may have ended after it."""
-    younger = INVOCATION_TABLE.alias()
-    last_seen = sa.func.coalesce(younger.c.ended_us, younger.c.started_us)
-    return sa.exists().where(younger.c.root_id == root_id, last_seen >= before_us)
+def _last_known(runs: Any) -> sa.ColumnElement[int]:
+    """Return when an invocation ended or, as long as it has no end, started."""
+    return sa.func.coalesce(runs.ended_us, runs.started_us)
 
 
 def retained_trees(before_us: int) -> sa.Select[tuple[str]]:
-    """Select the IDs of all invocations that retention keeps."""
-    kept = INVOCATION_TABLE.alias().c
-    return sa.select(kept.id).where(_last_seen_after(before_us, kept.root_id))
+    """Select the IDs of all invocations that retention keeps: those that `prune` would not delete.
+
+    One that started before the cutoff may have ended after it, and calls may have been made since
+    then by one that has no end, or by a task that outlives its invocation.
+    """
+    seen, kept = INVOCATION_TABLE.alias().c, INVOCATION_TABLE.alias().c
+    is_young = _last_known(seen) >= before_us
+    for table in SIGNS_OF_LIFE:
+        is_young |= sa.exists().where(table.c.invocation_id == seen.id, table.c.at_us >= before_us)
+    return sa.select(kept.id).where(kept.root_id.in_(sa.select(seen.root_id).where(is_young)))
 
 
 def _delete_orphans(database: Database, before_us: int, portion: int) -> int:
@@ -329,19 +352,19 @@ def _end(connection: sa.Connection, chosen: Sequence[Any], before_us: int) -> in
 def _last_seen(connection: sa.Connection, roots: set[str]) -> dict[str, tuple[str, int]]:
     """Return the root of each invocation of some trees, and when it last recorded anything."""
     of_tree = RUNS.root_id.in_(roots)
-    last = sa.func.coalesce(RUNS.ended_us, RUNS.started_us)
-    rows = connection.execute(sa.select(RUNS.id, RUNS.root_id, last).where(of_tree))
+    rows = connection.execute(sa.select(RUNS.id, RUNS.root_id, _last_known(RUNS)).where(of_tree))
     seen = {identity: (root, int(at)) for identity, root, at in rows}
-    for table in (MODEL_CALL_TABLE, TOOL_CALL_TABLE):
+    for table in SIGNS_OF_LIFE:
         # Recorded at their end.
         at = sa.func.max(table.c.at_us)
         statement = (
-            sa.select(RUNS.id, at)
+            sa.select(RUNS.id, RUNS.root_id, at)
             .join(table, table.c.invocation_id == RUNS.id)
             .where(of_tree)
-            .group_by(RUNS.id)
+            .group_by(RUNS.id, RUNS.root_id)
         )
-        for identity, found in connection.execute(statement):
-            root, before = seen[identity]
+        for identity, root, found in connection.execute(statement):
+            # PostgreSQL may show an invocation that was recorded since the query above.
+            _, before = seen.get(identity, (root, 0))
             seen[identity] = (root, max(before, int(found)))
     return seen

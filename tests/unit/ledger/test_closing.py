@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_limits.cli import main
-from otel_limits.core.events import QuotaGrant
+from otel_limits.core.events import ModelCall, QuotaGrant
 from otel_limits.ledger.address import parse
 from otel_limits.ledger.closing import as_text, digest_of
+from otel_limits.ledger.database import Database
+from otel_limits.ledger.maintenance import prune
 from tests.ledger.book import DAY, NINE, Book, Call, Entry, write
 from tests.ledger.fixtures import LedgerFile
 from tests.unit.audit.test_completeness import ask, events_of, record, spill
@@ -492,6 +494,22 @@ def test_pruned_rows_pass(
     days = len(json.loads(closed.read_text())["days"])
     said = f"{days} closed days as in {closed.name}, but {days} were pruned and not verified"
     assert said in capsys.readouterr().out
+
+
+def test_prune_and_close_keep_the_same_trees(
+    ledger: LedgerFile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A side call may come after the end of its invocation: its tree is as old as the call."""
+    started, *calls, stop = events_of(entry(), ledger)
+    late = next(each for each in calls if isinstance(each, ModelCall))
+    calls[calls.index(late)] = replace(late, at=NINE + 2 * DAY)
+    record(ledger, started, *calls, stop)
+    write(ledger.address, entry("gone"), first=90)
+    close(capsys, tmp_path / "c.json", "--month", "2025-10")
+    with closing(Database(ledger.address)) as database:
+        assert sum(prune(database, round((NINE + DAY) * 1e6))) == 1
+    status, found = compare(capsys, tmp_path / "c.json")
+    assert (status, {kind for _, _, kind in found}) == (0, {"pruned"})
 
 
 DELETION = """

@@ -12,6 +12,7 @@ import sqlite3
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,6 +31,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger import otlp
 from tests.ledger.book import DAY, Book, Call, Entry, write
 from tests.ledger.fixtures import eventually
+from tests.unit.audit.test_completeness import events_of, record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -426,6 +428,36 @@ def test_prune_deletes_old_trees_whole(ledger: LedgerFile, capsys: Output) -> No
     assert [row["agent"] for row in ledger.invocations()] == ["stays", "stays", "young"]
     assert [row["agent"] for row in ledger.calls()] == ["stays", "stays", "young"]
     assert (ledger.tools(), ledger.attributes()) == ([], {})
+
+
+@pytest.mark.parametrize("last", ["model call", "tool call"])
+def test_prune_keeps_a_tree_with_recent_calls(
+    ledger: LedgerFile, last: str, capsys: Output
+) -> None:
+    """An agent that works for months is in progress, and so is its caller."""
+    now = time.time()
+    (caller,) = write(ledger.address, Entry(agent="caller", at=now - 100 * DAY), first=80)
+    agent = Entry(agent="agent", at=now - 99 * DAY, calls=[Call(tools=["search"])], parent=caller)
+    started, call, tool_call, stop = events_of(agent, ledger)
+    recent = {
+        "model call": (replace(call, at=now), tool_call),
+        "tool call": (call, replace(tool_call, at=now)),
+    }
+    record(ledger, started, *recent[last])
+    write(ledger.address, Entry(agent="gone", at=now - 100 * DAY), first=90)
+    assert main(["ledger", "prune", "--older-than", "90d"]) == 0
+    assert "1 invocation deleted" in capsys.readouterr().out
+    record(ledger, stop)
+    assert main(["audit", "verify"]) == 0
+
+
+def test_prune_deletes_a_crashed_tree(ledger: LedgerFile, capsys: Output) -> None:
+    """It has no end, but also no recent call."""
+    started, call, _ = events_of(Entry(at=time.time() - 100 * DAY), ledger)
+    record(ledger, started, call)
+    assert main(["ledger", "prune", "--older-than", "90d"]) == 0
+    assert "1 invocation deleted" in capsys.readouterr().out
+    assert (ledger.invocations(), ledger.calls()) == ([], [])
 
 
 def test_ledger_that_another_process_opens_is_pruned(
