@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import getpass
 import json
-import socket
 import sys
 import time
 import uuid
@@ -22,6 +20,7 @@ from otel_limits.core.limits import CONVERSATION, CONVERSATION_PREFIX, SHARED_LI
 from otel_limits.core.secrets import quote_value
 from otel_limits.core.values import END, WHOLE_NUMBER
 from otel_limits.core.wording import pluralize, suggestion
+from otel_limits.ledger.files import user_and_host
 from otel_limits.quotas.quota import Quota, in_unit, in_words, unit_name
 from otel_limits.quotas.recovery import settle_expired
 from otel_limits.quotas.remaining import (
@@ -522,9 +521,10 @@ def reset(options: Namespace) -> None:
         return
     store, ledger = shared_store(), recorded_ledger()
     key = conversation_in(store, options.conversation)
+    event = changed(CONVERSATION_LABEL, key, "reset")
     if not isinstance(store, KeepsConversations) or not store.forget_conversation(key):
         raise ValueError(f"Conversation {key} has just expired.")
-    record(ledger, changed(CONVERSATION_LABEL, key, "reset"))
+    record(ledger, event)
     sys.stdout.write(f"Reset conversation {key}.\n")
 
 
@@ -564,12 +564,14 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
     until = end_of(store, options.until) if row.until and options.until is not None else None
     reason = options.reason if row.reason else ""
     change = row.change(amount, FOREVER if until is None else until, reason)
+    figures: Any = {"amount": in_unit(quota.unit, amount), "unit": unit_name(quota.unit)}
+    # Also before the change, so that an error here leaves none unrecorded.
+    event = changed(quota.name, key.shown, row.name, **figures, until=until, reason=reason)
     # In the current window by the store's clock, which all processes use.
     withdrawn = store.change(quota.count(key, store.now()), change)
     if row.nothing and not withdrawn:
         raise ValueError(f"{key.shown} of quota {quota.name!r} {row.nothing}.")
-    figures: Any = {"amount": in_unit(quota.unit, amount), "unit": unit_name(quota.unit)}
-    record(ledger, changed(quota.name, key.shown, row.name, **figures, until=until, reason=reason))
+    record(ledger, event)
     sentence = row.done.format(
         key=key.shown,
         quota=quota.name,
@@ -625,7 +627,7 @@ def changed(quota: str, key: str, change: Name, **more: Any) -> QuotaGrant:
         quota=quota,
         key=key,
         change=change,
-        by=f"{getpass.getuser()}@{socket.gethostname()}",
+        by=user_and_host(),
         at=time.time(),
         id=uuid.uuid4().hex,
         **{"amount": 0, "unit": "", "until": None, **more},

@@ -1,11 +1,13 @@
-"""Files and directories of a ledger: for their owner alone, or for a group of auditors too."""
+"""Files and directories of a ledger, for their owner alone or also for a group of auditors."""
 
 from __future__ import annotations
 
 import contextlib
+import getpass
 import importlib
 import importlib.util
 import os
+import socket
 import stat
 import tempfile
 from pathlib import Path
@@ -107,6 +109,15 @@ def is_forbidden(path: Path) -> bool:
     except OSError:
         return False
     return False
+
+
+def user_and_host() -> str:
+    """Return the user and host of this process, as the author of a change."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError, ImportError):  # a container's user without a name
+        user = str(getattr(os, "getuid", lambda: "unknown")())
+    return f"{user}@{socket.gethostname()}"
 
 
 def temporary_directory() -> Path | None:

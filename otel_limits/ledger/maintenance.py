@@ -10,10 +10,8 @@
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import os
-import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -24,6 +22,7 @@ import sqlalchemy as sa
 
 from otel_limits.core.labels import clean
 from otel_limits.ledger.database import insert
+from otel_limits.ledger.files import user_and_host
 from otel_limits.ledger.rows import LOST, MAX_SENTENCE, microseconds, name, portions
 from otel_limits.ledger.schema import (
     ATTRIBUTE_TABLE,
@@ -108,16 +107,9 @@ def _row(identity: str, kind: str, subject: str, **more: Any) -> Row:
         "subject": subject,
         "amount": more.get("amount"),
         "until_us": more.get("until_us"),
-        "changed_by": name(f"{_user()}@{socket.gethostname()}"),
+        "changed_by": name(user_and_host()),
         "reason": None if reason is None else clean(reason, MAX_SENTENCE),
     }
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # a container's user without a name
-        return str(getattr(os, "getuid", lambda: "unknown")())
 
 
 def damages(connection: sa.Connection) -> list[Damage]:

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -247,6 +248,19 @@ def test_grant_admits_more_calls_until_it_expires(used: Any, run: Run, events: l
     )
     assert grant.until == 32_503_672_800
     assert "@" in grant.by
+
+
+def test_change_by_a_user_without_a_name_is_recorded(
+    used: Any, run: Run, events: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container may run with a user ID that has no name."""
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    status, _, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31")
+    assert status == 0
+    (grant,) = (fact for fact in events if isinstance(fact, QuotaGrant))
+    assert grant.by == f"{os.getuid()}@{socket.gethostname()}"
 
 
 def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -> None:
