@@ -415,6 +415,10 @@ def outdated(info: Mapping[str, Any]) -> str:
 FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSError)
 """Errors of an unavailable server; a cluster's is not a `RedisError`."""
 
+MOVED: Final = (exceptions.MovedError, exceptions.ReadOnlyError, exceptions.MasterDownError)
+"""Replies of a node that does not serve our keys (any more), such as a master that a failover made
+a replica: behind the same address, new connections may lead to the new master."""
+
 ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
 """The arguments of an unknown command, which an error of Redis repeats, escaped and cut."""
 
@@ -505,7 +509,10 @@ class RedisExecutor:
         return self.ask(methodcaller(name, *arguments, **options))
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
-        """Use the client, and retry once if the connection was cut: operations are idempotent."""
+        """Use the client, and retry once if the connection was cut or leads to another node.
+
+        Operations are idempotent.
+        """
         try:
             try:
                 return question(self.client())
@@ -513,7 +520,7 @@ class RedisExecutor:
                 # The next command must find the node that took over from a hanging one.
                 self._rediscover()
                 raise
-            except (exceptions.ConnectionError, exceptions.MovedError, OSError):
+            except (*MOVED, exceptions.ConnectionError, OSError):
                 self._rediscover()
                 return question(self.client())
         except FAILURES as error:

@@ -139,7 +139,8 @@ class Wire:
     """A proxy between client and server that delays, changes, cuts or swallows replies."""
 
     def __init__(self, port: int, spoiled: re.Pattern[bytes] = FROM_A_SCRIPT) -> None:
-        self._target = port
+        self.target = port
+        """Port of the server of new connections; those that are open keep theirs."""
         self._spoiled = spoiled
         self._ends: list[socket.socket] = [socket.create_server(("127.0.0.1", 0))]
         self._threads: list[threading.Thread] = []
@@ -188,7 +189,7 @@ class Wire:
 
     def _connect(self, client: socket.socket) -> None:
         try:
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:
             hang_up(client)
             return

@@ -44,6 +44,7 @@ from tests.quotas.waiters import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable, Callable, Iterator
+    from pathlib import Path
 
     from strands import Agent
     from strands.types.streaming import StreamEvent
@@ -123,6 +124,19 @@ def place(own_server: Server) -> Iterator[Place]:
     own_server.thaw()
     place.wire.close()
     place.store.close()
+
+
+@pytest.fixture
+def replica(place: Place, tmp_path: Path) -> Iterator[Server]:
+    """A replica of that server, with the same data."""
+    (tmp_path / "replica").mkdir()
+    server = Server(tmp_path / "replica")
+    server.start()
+    server.client.replicaof("127.0.0.1", place.server.port)
+    eventually(lambda: server.client.info("replication")["master_link_status"] == "up")
+    yield server
+    otel_limits.disable()  # or a worker would log that its server is gone
+    server.stop()
 
 
 @pytest.fixture(params=["refuse", "hang", "be_read_only", "be_full", "be_slow"])
@@ -464,6 +478,24 @@ def test_server_restarted_empty_resumes_from_known_counts(
     reasons = [agent("go").stop_reason for _ in range(3)]
     assert reasons == ["end_turn", "end_turn", "quota_exceeded"]
     assert place.standing() == CountState(5, 0, AMOUNT)
+
+
+def test_failover_behind_one_address_is_followed(
+    hold: Hold, make_agent: MakeAgent, place: Place, replica: Server, events: list[Event]
+) -> None:
+    """A virtual IP or the name of a service changes for new connections: open ones stay."""
+    hold({"calls": CALLS}, place.url, [events.append])
+    agent = make_agent(ScriptedModel(endless(says("done"))))
+    assert agent("go").stop_reason == "end_turn"
+    place.server.client.wait(1, 0)
+    replica.client.replicaof("NO", "ONE")
+    place.server.client.replicaof("127.0.0.1", replica.port)
+    place.wire.target = replica.port
+    reasons = [agent("go").stop_reason for _ in range(AMOUNT)]
+    assert reasons == ["end_turn"] * (AMOUNT - 1) + ["quota_exceeded"]
+    assert {event.decision for event in events if isinstance(event, QuotaDecision)} == {
+        "admitted", "refused",
+    }  # fmt: skip
 
 
 def test_process_without_store_contact_uses_the_whole_amount_locally(
