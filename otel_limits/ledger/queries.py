@@ -200,18 +200,13 @@ def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
 
 def unmeasured_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
     """Count calls without a measured size, or with tokens of unknown rates."""
-    call = MODEL_CALL_TABLE.alias()
-    keys = (call.c.agent, call.c.model, call.c.state, call.c.estimated, call.c.price_basis)
-    is_unplaced = call.c.price_basis.like(f'%"{UNPLACED}"%')
+    keys = (CALLS.agent, CALLS.model, CALLS.state, CALLS.estimated, CALLS.price_basis)
+    is_unplaced = CALLS.price_basis.like(f'%"{UNPLACED}"%')
+    sums = (sa.func.count().label("calls"), sa.func.sum(CALL_TOKENS).label("tokens"))
     statement = (
-        _of_runs(
-            selection,
-            *keys,
-            sa.func.count().label("calls"),
-            sa.func.sum(call.c.input_tokens + call.c.output_tokens).label("tokens"),
-        )
-        .join(call, call.c.invocation_id == RUNS.id)
-        .where(call.c.state.in_(UNKNOWN_SIZE) | is_unplaced)
+        Joins(MODEL_CALL_TABLE)
+        .select(selection, *keys, *sums)
+        .where(CALLS.state.in_(UNKNOWN_SIZE) | is_unplaced)
         .group_by(*keys)
     )
     yield from connection.execute(statement)
