@@ -160,14 +160,14 @@ def found(inquiry: AuditQuery) -> Iterator[Loop]:
     # In portions, as the tool calls of years do not fit in memory.
     for ids in portions(queries.repeating(connection, inquiry.selection), PORTION):
         turns: dict[str, dict[int, Any]] = {}
-        for row in queries.turns_of(connection, ids):
+        for row in queries.turns_of(connection, ids, inquiry.selection):
             turns.setdefault(row.invocation_id, {})[row.turn] = row
         runs = {row.id: row for row in queries.invocations_of(connection, ids)}
-        calls = queries.tool_calls_of(connection, ids)
+        calls = queries.tool_calls_of(connection, ids, inquiry.selection)
         for identity, rows in itertools.groupby(calls, operator.attrgetter("invocation_id")):
-            groups = group_repeats(rows)
-            counts = Counter(turn for each in groups for turn in each.turns if turn is not None)
-            for group in groups:
+            of_run = list(rows)
+            counts = Counter(row.turn for row in of_run if row.turn is not None)
+            for group in group_repeats(row for row in of_run if row.is_selected):
                 # Calls may precede the row of their invocation, which another process writes.
                 if group.repeats and identity in runs:
                     used = _cost_after(group, counts, turns.get(identity, {}))
@@ -224,7 +224,8 @@ def loops_table(
         total=("total", "", *total.figures(sum(counts.values()))),
         note="A repeated call had the same arguments and result as an earlier one of its "
         "invocation; intentional polling is included. Tokens and cost are those of the model "
-        "calls that received the results, split among the tools of the turn.",
+        "calls that received the results, split among the tools of the turn. Only selected calls "
+        "count, so the first one of a period repeats none.",
     )
 
 
@@ -270,7 +271,7 @@ def failures_table(rows: Iterable[Any]) -> Table:
         ],
         note="Each of these invocations had the same input and failed in the same way as the one "
         "before in its conversation: an application called the agent again. Imported spans do not "
-        "show that.",
+        "show that. None is listed with a selected tool.",
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -37,6 +38,9 @@ from otel_limits.ledger.schema import (
 from otel_limits.ledger.selection import WOULD_BE, Joins, Selection
 from otel_limits.ledger.spending import SUMS, columns_for, grouped, keyed
 from otel_limits.ledger.totals import COST
+
+EVERYTHING: Final = Selection()
+TOOL: Final = "tool"
 
 PORTION: Final = 1_000
 """Rows fetched together: few enough to stay in the processor's cache until they are read. Fetching
@@ -133,7 +137,12 @@ def costliest_halted(connection: sa.Connection, selection: Selection, top: int) 
 
 
 def repeated_failures(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Add up invocations that failed like the one before, with the same input: the most first."""
+    """Add up invocations that failed like the one before, with the same input: the most first.
+
+    With a selected tool there are none, as an invocation uses several.
+    """
+    if any(each.name == TOOL for each in selection.where):
+        return
     keys = (RUNS.agent, RUNS.reason)
     statement = (
         _of_runs(
@@ -366,12 +375,20 @@ def side_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any
     yield from connection.execute(statement)
 
 
-def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Iterate over the turns of some invocations, with their usage; side calls have no turn."""
+def turns_of(
+    connection: sa.Connection, ids: Sequence[str], selection: Selection = EVERYTHING
+) -> Iterator[Any]:
+    """Iterate over the turns of some invocations, with their usage; side calls have no turn.
+
+    The selection is that of their model calls, which belong to no tool.
+    """
     is_of_loop = sa.not_(sa.func.coalesce(CALLS.side, sa.false()))
     keys = (CALLS.invocation_id, CALLS.turn)
+    where = tuple(each for each in selection.where if each.name != TOOL)
     statement = (
-        sa.select(
+        Joins(MODEL_CALL_TABLE)
+        .select(
+            replace(selection, where=where),
             *keys,
             sa.func.min(CALLS.at_us).label("at_us"),
             sa.func.max(CALLS.model).label("model"),
@@ -380,7 +397,6 @@ def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
             sa.func.sum(CALLS.price_pico).label("price_pico"),
             sa.func.count().filter(IS_UNPRICED).label("unpriced"),
         )
-        .select_from(MODEL_CALL_TABLE)
         .where(CALLS.invocation_id.in_(ids), is_of_loop, CALLS.turn.is_not(None))
         .group_by(*keys)
         .order_by(*keys)
@@ -388,13 +404,22 @@ def turns_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
     yield from connection.execute(statement)
 
 
-def tool_calls_of(connection: sa.Connection, ids: Sequence[str]) -> Iterator[Any]:
-    """Iterate over the tool calls of some invocations, in the order of the requests."""
+def tool_calls_of(
+    connection: sa.Connection, ids: Sequence[str], selection: Selection = EVERYTHING
+) -> Iterator[Any]:
+    """Iterate over the tool calls of some invocations, in the order of the requests.
+
+    All of them, as the results of a turn share the cost of a request: `is_selected` says which of
+    them are of the selection.
+    """
+    joins = Joins(TOOL_CALL_TABLE)
+    is_selected = sa.and_(sa.true(), *joins.conditions(selection))
     statement = (
         sa.select(
             TOOLS.invocation_id, TOOLS.agent, TOOLS.turn, TOOLS.tool, TOOLS.status,
-            TOOLS.fingerprint, TOOLS.duration_us,
+            TOOLS.fingerprint, TOOLS.duration_us, is_selected.label("is_selected"),
         )
+        .select_from(joins.tables)
         .where(TOOLS.invocation_id.in_(ids))
         .order_by(TOOLS.invocation_id, TOOLS.number, TOOLS.at_us)
     )  # fmt: skip

@@ -416,8 +416,8 @@ FAILURES: Final = (exceptions.RedisError, exceptions.RedisClusterException, OSEr
 """Errors of an unavailable server; a cluster's is not a `RedisError`."""
 
 MOVED: Final = (exceptions.MovedError, exceptions.ReadOnlyError, exceptions.MasterDownError)
-"""Replies of a node that does not serve our keys (any more), such as a master that a failover made
-a replica: behind the same address, new connections may lead to the new master."""
+"""Replies of a node that no longer serves our keys, e.g. a master that a failover made a replica:
+behind the same address, new connections may lead to the new master."""
 
 ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
 """The arguments of an unknown command, which an error of Redis repeats, escaped and cut."""

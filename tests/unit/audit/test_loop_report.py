@@ -22,7 +22,7 @@ from otel_limits.testing import ScriptedModel, endless, fails, says, uses
 from tests.ledger.book import Call, Entry, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tests.conftest import MakeAgent
     from tests.ledger.fixtures import LedgerFile
@@ -92,6 +92,57 @@ def test_a_part_of_the_ledger_is_asked(ledger: LedgerFile, capsys: Output) -> No
     assert repeats("--where", "model=other") == []
     assert main(["audit", "loops", "--where", "state=zero"]) == 2
     assert "has no state" in capsys.readouterr().err
+
+
+TWO_LOOPS = Entry(
+    calls=[
+        Call(input=10, output=0, price="1", model="a", tools=["search=a", "fetch=x"]),
+        Call(input=20, output=0, price="2", model="b", tools=["search=a", "fetch=x"]),
+        Call(input=40, output=0, price="4", model="a", tools=["search=a", "fetch=x"]),
+        Call(input=80, output=0, price="8", model="b"),
+    ],
+)
+"""A call and its tools each second, from 2025-10-09 09:00:01 UTC on."""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], {"fetch": (2, 2 / 3, 60, 6), "search": (2, 2 / 3, 60, 6)}),
+        (["--where", "tool=search"], {"search": (2, 2 / 3, 60, 6)}),
+        (
+            ["--since", "2025-10-09T09:00:02Z"],
+            {"fetch": (1, 1 / 2, 40, 4), "search": (1, 1 / 2, 40, 4)},
+        ),
+        (
+            ["--until", "2025-10-09T09:00:04Z"],
+            {"fetch": (2, 2 / 3, 20, 2), "search": (2, 2 / 3, 20, 2)},
+        ),
+        (["--where", "model=a"], {"fetch": (2, 2 / 3, 20, 2), "search": (2, 2 / 3, 20, 2)}),
+    ],
+    ids=["all", "tool", "since", "until", "model"],
+)
+def test_selection_applies_to_repeats_and_their_cost(
+    ledger: LedgerFile,
+    capsys: Output,
+    options: list[str],
+    expected: Mapping[str, tuple[int, float, int, int]],
+) -> None:
+    """No share is above 100%, and no cost above that of `spend` with the same options."""
+    write(ledger.address, TWO_LOOPS)
+    connection = sqlite3.connect(ledger.path)
+    with connection:
+        connection.execute("UPDATE otel_limits_tool_calls SET at_us = at_us + 1000000 * turn")
+    connection.close()
+    answer = asked(capsys, "loops", *options)
+    found = {
+        row["tool"]: (
+            row["repeats"], row["repeated_share"], row["tokens"], Decimal(row["cost_usd"]),
+        )
+        for row in answer["loops"]
+    }  # fmt: skip
+    assert found == expected
+    assert {row["tool"] for row in answer["worst"]} == set(expected)
 
 
 def test_calls_without_a_hash_repeat_nothing(ledger: LedgerFile, capsys: Output) -> None:
