@@ -58,6 +58,8 @@ def table_of(uses: Uses, width: int | None = None) -> Text:
         width: Columns of the terminal; `None` shows every column.
     """
     if not uses.rows and not uses.conversations:
+        if uses.damaged:
+            return Text("No other key can be shown.")
         return Text(f"{NO_ROWS} {HASHES}" if uses.is_pattern_of_hashes else NO_ROWS)
     shown = []
     if uses.rows:

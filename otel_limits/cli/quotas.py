@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -38,6 +39,7 @@ from otel_limits.quotas.store import (
     Grant,
     KeepsConversations,
     NotesExpired,
+    PermanentStoreError,
     Publishes,
     Reset,
     SendsKills,
@@ -81,6 +83,8 @@ def exit_status(command: Callable[[Namespace], int | None]) -> Callable[[Namespa
             return refuse(error.mistakes)
         except ValueError as error:
             return refuse([str(error)])
+        except PermanentStoreError as error:
+            return refuse([f"{error}."], NO_ANSWER)
         except StoreError as error:
             return refuse([f"quota store unavailable ({error})"], NO_ANSWER)
 
@@ -214,8 +218,8 @@ def add_policy(command: ArgumentParser, **more: Any) -> None:
     command.add_argument("--policy", type=file_name, metavar="FILE", help=text, **more)
 
 
-def show(options: Namespace) -> None:
-    """Show every quota, once or repeatedly."""
+def show(options: Namespace) -> int:
+    """Show every quota that can be read, once or repeatedly; name the other ones."""
     from otel_limits.top.fleet import NEAR_END
 
     # Before anything else, to report missing variables first.
@@ -229,21 +233,28 @@ def show(options: Namespace) -> None:
         uses = read_use(store, quotas, **chosen)
         if caps_of is None:
             return uses
-        near = read_conversations(store, caps_of, NEAR_END, **chosen)
+        try:
+            near = read_conversations(store, caps_of, NEAR_END, **chosen)
+        except PermanentStoreError as error:
+            return uses._replace(damaged=[*uses.damaged, f"conversations: {error}."])
         return uses._replace(conversations=near)
 
-    uses = read()
+    uses, unsettled = read(), list[str]()
     # The store notices expired reservations when their count is read.
-    if settle_for_killed_workers(store):
-        uses = read()
+    try:
+        if settle_for_killed_workers(store):
+            uses = read()
+    except PermanentStoreError as error:
+        unsettled = [f"calls of killed workers: {error}."]
+    damaged = [*uses.damaged, *unsettled]
     if not options.watch:
         print_use(uses, options.format)
-        return
-    try:
-        watch(read, options.format)
+        return refuse(damaged, NO_ANSWER) if damaged else 0
+    refuse(damaged)
     # Ctrl+C is how users leave `--watch`.
-    except KeyboardInterrupt:
-        return
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(read, options.format)
+    return 0
 
 
 def settle_for_killed_workers(store: SharedStore) -> int:

@@ -43,6 +43,7 @@ from otel_limits.quotas.store import (
     KnownCount,
     NotesExpired,
     Operation,
+    PermanentStoreError,
     Publishes,
     ReadConversation,
     ReadCounts,
@@ -139,10 +140,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
         rest = leave_out(operation, damaged)
         if rest is not None:
             self._server.replies([self._names.call_of(rest)])
-        named = " and ".join(repr(names[n]) for n in damaged)
-        why = (
-            f"data of another program is under the key {named} of the quota store; rename that key"
-        )
+        why = data_of_others(*(names[n] for n in damaged))
         return replace(failure, error=why, unmet=tuple(damaged))
 
     def restore(self, counts: Sequence[KnownCount]) -> str:
@@ -258,7 +256,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
             page = tuple(counts[first : first + LOOKED_AT])
             (reply,) = self.run([ReadCounts(page)])
             if reply.status == "failed":
-                raise StoreError(reply.error)
+                raise PermanentStoreError(reply.error, tuple(first + n for n in reply.unmet))
             states += reply.states
         return states
 
@@ -504,9 +502,15 @@ class RedisExecutor:
         """Call a method of the client.
 
         Raises:
+            PermanentStoreError: Another program's data is under the key, the first argument.
             StoreError: The server is unavailable, or refuses the command.
         """
-        return self.ask(methodcaller(name, *arguments, **options))
+        try:
+            return self.ask(methodcaller(name, *arguments, **options))
+        except StoreError as error:
+            if isinstance(error.__cause__, Exception) and is_about_one_key(error.__cause__):
+                raise PermanentStoreError(data_of_others(arguments[0])) from error
+            raise
 
     def ask(self, question: Callable[[Any], Any]) -> Any:
         """Use the client, and retry once if the connection was cut or leads to another node.
@@ -637,6 +641,12 @@ def is_about_one_key(error: Exception) -> bool:
     return type(error) is exceptions.ResponseError and (
         text.startswith("WRONGTYPE") or is_of_script
     )
+
+
+def data_of_others(*keys: str) -> str:
+    """Return the error of keys with data of another program."""
+    named = " and ".join(map(repr, keys))
+    return f"data of another program is under the key {named} of the quota store; rename that key"
 
 
 def keep_alive(inherited: object) -> None:

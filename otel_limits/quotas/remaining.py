@@ -27,6 +27,7 @@ from otel_limits.quotas.store import (
     Count,
     CountState,
     KeepsConversations,
+    PermanentStoreError,
     QuotaStore,
     ReadCounts,
     StoreError,
@@ -221,6 +222,8 @@ class Uses(NamedTuple):
     """Conversations near a cap."""
     is_pattern_of_hashes: bool = False
     """True if a glob was compared with keys of which values are shown as hashes."""
+    damaged: Sequence[str] = ()
+    """A sentence for each part that could not be read because of another program's data."""
 
 
 def read_use(
@@ -238,28 +241,40 @@ def read_use(
         StoreError: The store is unavailable.
     """
     now = store.now()
-    rows: list[KeyUse] = []
+    rows, damaged = list[KeyUse](), list[str]()
     omitted, is_pattern_of_hashes = 0, False
     for quota in quotas:
         is_pattern_of_hashes |= bool(WILDCARD.search(glob)) and quota.key.has_hashes
         # Counted while they are read, because a quota may have more keys than fit in memory.
         numbers = itertools.count()
-        found = (use for use, _ in zip(_uses(store, quota, now, glob), numbers, strict=False))
-        nearest = sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
+        uses = _uses(store, quota, now, glob, damaged)
+        found = (use for use, _ in zip(uses, numbers, strict=False))
+        try:
+            nearest = (
+                sorted(found, key=_order) if top is None else nsmallest(top, found, key=_order)
+            )
+        except PermanentStoreError as error:
+            damaged.append(_unreadable(quota, error))
+            continue
         rows += nearest
         omitted += next(numbers) - len(nearest)
-    return Uses(rows, omitted, is_pattern_of_hashes=is_pattern_of_hashes)
+    return Uses(rows, omitted, is_pattern_of_hashes=is_pattern_of_hashes, damaged=damaged)
+
+
+def _unreadable(quota: Quota, error: PermanentStoreError) -> str:
+    return f"quota {quota.name!r}: {error}."
 
 
 def _order(use: KeyUse) -> tuple[float, str]:
     return float(use.remaining) / float(use.limit), use.key
 
 
-def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[KeyUse]:
+def _uses(
+    store: QuotaStore, quota: Quota, now: float, glob: str, damaged: list[str]
+) -> Iterator[KeyUse]:
     counts = _counts(store, quota, now, glob)
     while page := list(islice(counts, LOOKED_AT)):
-        states = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
-        for count, state in zip(page, states, strict=True):
+        for count, state in _states(store, quota, page, damaged):
             figures = quota.figures(state)
             yield KeyUse(
                 quota=quota.name,
@@ -273,6 +288,21 @@ def _uses(store: QuotaStore, quota: Quota, now: float, glob: str) -> Iterator[Ke
                 blocked=state.block.reason if state.block else None,
                 has_changed_limit=state.limit not in _limits_of_policy(quota, count),
             )
+
+
+def _states(
+    store: QuotaStore, quota: Quota, page: Sequence[Count], damaged: list[str]
+) -> list[tuple[Count, CountState]]:
+    """Read the state of each count, except of those with another program's data."""
+    try:
+        states = store.look([(count, quota.keys.get(count.key, quota.amount)) for count in page])
+    except PermanentStoreError as error:
+        if not error.damaged:
+            raise
+        damaged.append(_unreadable(quota, error))
+        rest = [count for n, count in enumerate(page) if n not in error.damaged]
+        return _states(store, quota, rest, damaged)
+    return list(zip(page, states, strict=True))
 
 
 def _limits_of_policy(quota: Quota, count: Count) -> set[int]:

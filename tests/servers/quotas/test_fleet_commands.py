@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
     from otel_limits.core.events import Event
     from tests.conftest import MakeAgent, Metric
+    from tests.ledger.fixtures import LedgerFile
     from tests.quotas.fixtures import Hold, Server
 
 QUOTAS: dict[str, dict[str, Any]] = {
@@ -181,6 +182,44 @@ def test_listing_many_keys_reads_each_of_them_once(run: Run, server: Server) -> 
     # Each batch checks once for grants. New connections and heartbeats run scripts too, but read
     # no keys of a quota.
     assert server.calls("exists") == -(-USERS // 200)
+
+
+DAMAGED = {
+    "index": ("tenants:index", "quota 'tenants'", ["daily", "nightly"]),
+    "count": ("daily:*:model_calls", "quota 'daily'", ["tenants", "tenants", "nightly"]),
+    "one of two counts": ("tenants:*:tokens", "quota 'tenants'", ["daily", "tenants", "nightly"]),
+    "conversations": (
+        "conversations", "conversations", ["daily", "tenants", "tenants", "nightly"],
+    ),
+    "calls of killed workers": (
+        "expired", "calls of killed workers", ["daily", "tenants", "tenants", "nightly"],
+    ),
+}  # fmt: skip
+"""Which key another program overwrote, what is named with it, and the quotas that are shown."""
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_quotas_command_shows_the_others_if_a_key_is_damaged(
+    used: Any,
+    run: Run,
+    server: Server,
+    ledger: LedgerFile,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+) -> None:
+    """The operator reads which key to rename."""
+    pattern, subject, quotas = DAMAGED[damage]
+    monkeypatch.setenv("OTEL_LIMITS_CONVERSATION_MAX_TURNS", "5")
+    name = KeyNames().tag + ":" + pattern
+    key = next(iter(server.client.keys(name)), name)
+    server.client.delete(key)
+    server.client.set(key, "of another program")
+    status, out, told = run("quotas", "--format", "json")
+    assert (status, [row["quota"] for row in json.loads(out)["quotas"]]) == (1, quotas)
+    assert told == (
+        f"otel-limits: {subject}: data of another program is under the key {key!r} of the quota "
+        "store; rename that key.\n"
+    )
 
 
 @pytest.mark.usefixtures("used")

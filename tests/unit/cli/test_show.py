@@ -109,6 +109,12 @@ def test_no_quota_and_no_conversation_is_said() -> None:
     assert "Values from baggage and attributes are shown as hashes" in shown
 
 
+def test_table_without_a_readable_key_does_not_deny_that_there_are_any() -> None:
+    """Standard error names those that cannot be read."""
+    damaged = ["quota 'daily': data of another program is under the key 'x' of the quota store."]
+    assert str(table_of(Uses([], 0, damaged=damaged))) == "No other key can be shown."
+
+
 def test_every_series_of_a_chart_but_the_first_has_a_pattern() -> None:
     """The style sheet fills it with that, and a line around it, in the legend as in the chart."""
     style = files("otel_limits.cli.show").joinpath("page.css").read_text(encoding="utf-8")
