@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MIXED = Entry(
     calls=[
         Call(model="a", kind="estimated", estimated=True),
-        Call(model="b", kind="interrupted", estimated=True),
+        Call(model="b", kind="failed", estimated=True),
     ]
 )
 """It starts at 2025-10-09 09:00:00 UTC, with a call after one second and another after two."""
