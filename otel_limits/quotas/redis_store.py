@@ -417,6 +417,9 @@ MOVED: Final = (exceptions.MovedError, exceptions.ReadOnlyError, exceptions.Mast
 """Replies of a node that no longer serves our keys, e.g. a master that a failover made a replica:
 behind the same address, new connections may lead to the new master."""
 
+QUOTED: Final = re.compile(r"(?<=: -)(?!ERR )(?P<code>[A-Z]+) .*")
+"""An error of a command in an error of a script, with a code that says more than ERR."""
+
 ARGUMENTS: Final = re.compile(r"(?s),? with args beginning with:.*")
 """The arguments of an unknown command, which an error of Redis repeats, escaped and cut."""
 
@@ -598,7 +601,7 @@ class RedisExecutor:
             return connection.read_response()
         except exceptions.ResponseError as error:
             self.redacted(error)
-            return error
+            return _error_within(error)
 
     def redacted(self, error: Exception) -> str:
         """Redact secrets in an error, and return its text."""
@@ -628,6 +631,16 @@ def _is_without_tls(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _error_within(error: exceptions.ResponseError) -> exceptions.ResponseError:
+    """Return the error of a command in a script, which Redis 6 quotes in an error of the script."""
+    quoted = QUOTED.search(str(error))
+    if quoted is None:
+        return error
+    is_read_only = quoted["code"] == "READONLY"
+    kind = exceptions.ReadOnlyError if is_read_only else exceptions.ResponseError
+    return kind(quoted[0])
 
 
 def is_about_one_key(error: Exception) -> bool:
