@@ -185,7 +185,10 @@ def first_and_last(connection: sa.Connection) -> tuple[int | None, int | None]:
 
 
 def odd_calls(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Count model calls without a measured size, by the same keys as `stops`."""
+    """Count model calls without a measured size, by the same keys as `stops`.
+
+    All calls of the selected invocations, because the tokens of `stops` are theirs, too.
+    """
     keys = (RUNS.agent, RUNS.reason, RUNS.action, WOULD_BE)
     # Indexes answer both parts; the state of every call would be read from the table.
     of_unknown_size = sa.select(CALLS.id).where(IS_OF_UNKNOWN_SIZE)
@@ -302,7 +305,10 @@ def tool_uses(
 
 
 def refused_tools(connection: sa.Connection, selection: Selection) -> Iterator[Any]:
-    """Count the tool calls that a limit refused, or would have refused, the most first."""
+    """Count the tool calls that a limit refused, or would have refused, the most first.
+
+    All of the selected invocations, because `stops` shows whether one of them was halted.
+    """
     keys = (TOOLS.agent, TOOLS.tool, TOOLS.breach_limit)
     is_refused = TOOLS.status == "refused"
     refused = sa.func.count().filter(is_refused).label("refused")
