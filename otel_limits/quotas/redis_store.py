@@ -132,8 +132,7 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
             Its failure, with the positions of the other counts.
         """
         failure = Reply("failed", time.time(), error=str(error))
-        counts = counts_of(operation)
-        names = self._server.evaluate(self._names.probe(counts)) if counts else []
+        names = self._damaged(counts_of(operation))
         damaged = [n for n, name in enumerate(names) if name]
         if not damaged:
             return failure
@@ -142,6 +141,11 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
             self._server.replies([self._names.call_of(rest)])
         why = data_of_others(*(names[n] for n in damaged))
         return replace(failure, error=why, unmet=tuple(damaged))
+
+    def _damaged(self, counts: Sequence[Count]) -> list[str]:
+        """Name the key of each count that has data of another program; empty if it has none."""
+        names: list[str] = self._server.evaluate(self._names.probe(counts)) if counts else []
+        return names
 
     def restore(self, counts: Sequence[KnownCount]) -> str:
         """Restore counts; return the name of the server's current run."""
@@ -262,7 +266,12 @@ class RedisStore(Diagnoses, Restores, NotesExpired, KeepsConversations, SendsKil
 
     def change(self, count: Count, change: Change) -> int:
         """Change a count, or its key in all windows; return how many active changes it withdrew."""
-        reply = self._server.evaluate(self._names.change(count, change))
+        (reply,) = self._server.replies([self._names.change(count, change)])
+        if isinstance(reply, Exception):
+            (damaged,) = self._damaged([count])
+            if damaged:
+                raise PermanentStoreError(data_of_others(damaged)) from reply
+            raise StoreError(str(reply)) from reply
         # A revoked grant leaves less than before. Waiters for a blocked key are woken to be refused
         # with the reason.
         if change != Withdraw(Grant):
@@ -463,10 +472,13 @@ class RedisExecutor:
         """Run one script.
 
         Raises:
+            PermanentStoreError: Another program's data is under its only key.
             StoreError: The server is unavailable, or the script failed.
         """
         (reply,) = self.replies([call])
         if isinstance(reply, Exception):
+            if len(call.keys) == 1:
+                raise PermanentStoreError(data_of_others(*call.keys)) from reply
             raise StoreError(str(reply)) from reply
         return reply
 

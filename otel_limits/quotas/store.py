@@ -432,6 +432,7 @@ class QuotaStore(Protocol):
         """Change a count, or its key in all windows; return how many active changes it withdrew.
 
         Raises:
+            PermanentStoreError: Another program overwrote the data to change.
             StoreError: The store is unavailable, or lacks this kind of change.
         """
 

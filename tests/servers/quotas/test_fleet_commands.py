@@ -289,6 +289,33 @@ def test_grant_admits_more_calls_until_it_expires(used: Any, run: Run, events: l
     assert "@" in grant.by
 
 
+CHANGES_OF_DAMAGED: dict[str, tuple[str, list[str]]] = {
+    "reset, count": ("{count}", ["quotas", "reset", "daily"]),
+    "reset, leases": ("{count}:leases", ["quotas", "reset", "daily"]),
+    "grant": ("{key}:grants", ["quotas", "grant", "daily", "1", "--until", "1d"]),
+    "unblock": ("{key}:grants", ["quotas", "unblock", "daily"]),
+    "kill": ("{tag}:kills", ["kill", "--agent", "writer"]),
+}
+"""The key that another program overwrote, and a command that changes it."""
+
+
+@pytest.mark.parametrize("damage", CHANGES_OF_DAMAGED)
+def test_change_of_a_damaged_key_names_it(used: Any, run: Run, server: Server, damage: str) -> None:
+    """The store is available: the operator has to rename the key."""
+    name, command = CHANGES_OF_DAMAGED[damage]
+    tag = KeyNames().tag
+    (count,) = server.client.keys(f"{tag}:daily:*:model_calls")
+    name = name.format(tag=tag, count=count, key=":".join(count.split(":")[:-2]))
+    server.client.delete(name)
+    server.client.set(name, "of another program")
+    status, out, told = run(*command)
+    assert (status, out) == (1, "")
+    assert told == (
+        f"otel-limits: data of another program is under the key {name!r} of the quota store; "
+        "rename that key.\n"
+    )
+
+
 def test_change_by_a_user_without_a_name_is_recorded(
     used: Any, run: Run, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
