@@ -22,7 +22,7 @@ from rich.control import Control
 
 from otel_limits.cli.terminal import console
 from otel_limits.cli.top.screen import View, draw, press
-from otel_limits.quotas.store import StoreError
+from otel_limits.quotas.store import PermanentStoreError, StoreError
 from otel_limits.top.fleet_state import FleetTracker, track
 from otel_limits.top.scrapes import Feed, Scrape, first_scrapes, scrape
 
@@ -127,6 +127,8 @@ def kill_chosen(view: View, kill: Kill) -> View:
         message = kill(glob.escape(view.chosen or ""))
     except ValueError as error:
         message = str(error)
+    except PermanentStoreError as error:
+        message = f"Not sent: {error}."
     except StoreError as error:
         message = f"Quota store unavailable ({error})."
     return dataclasses.replace(view, mode="rows", message=message)

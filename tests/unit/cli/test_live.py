@@ -8,7 +8,7 @@ import pytest
 
 from otel_limits.cli.top.live import keys_of, kill_chosen
 from otel_limits.cli.top.screen import ORDERS, View, press
-from otel_limits.quotas.store import StoreError
+from otel_limits.quotas.store import PermanentStoreError, StoreError
 from otel_limits.top.fleet import AgentRow, CapShare, Fleet, Rates, Totals
 from tests.top.pages import BEGAN, names
 
@@ -182,6 +182,7 @@ def test_exactly_the_chosen_agent_is_killed() -> None:
     [
         (ValueError("There is no store."), "There is no store."),
         (StoreError("refused"), "Quota store unavailable (refused)."),
+        (PermanentStoreError("rename that key"), "Not sent: rename that key."),
     ],
 )
 def test_a_kill_that_fails_is_a_sentence(error: Exception, said: str) -> None:
