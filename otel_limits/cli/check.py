@@ -23,7 +23,7 @@ from otel_limits.core.wording import pluralize
 from otel_limits.quotas.stores import is_shared
 from otel_limits.runtime.autoload import installed_autoload
 from otel_limits.settings.run_options import with_options
-from otel_limits.settings.settings_reader import VARIABLES
+from otel_limits.settings.settings_reader import DEFAULT, VARIABLES
 from otel_limits.settings.table import variable_of
 from otel_limits.settings.variables import environment
 
@@ -50,7 +50,6 @@ PROBED_LATER: Final = (
 IN_MEMORY: Final = ", counted in each process"
 """Added to a quota without a shared store."""
 
-DEFAULT: Final = "default"
 SOURCE: Final = 24
 """Width of the source of a setting, and at least of its value, before the other is folded."""
 

@@ -38,6 +38,9 @@ ENVIRONMENT: Final = "environment"
 OPTION: Final = "option"
 """Sources of values that a variable or an option of `otel-limits run` sets."""
 
+DEFAULT: Final = "default"
+"""Source of values that neither sets; more follows if one of them is invalid."""
+
 NEAR: Final = 0.85
 """Minimum similarity of a prefix, exceeded if it differs in one or two letters."""
 
@@ -85,7 +88,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
     """
     environ = environment() if environ is None else environ
     values: dict[str, Any] = {setting.name: setting.default for setting in SETTINGS}
-    sources = dict.fromkeys(values, "default")
+    sources = dict.fromkeys(values, DEFAULT)
     options, mistakes = options_in(environ), []
     for setting in SETTINGS:
         # Stripped, as a variable from a file or a mounted secret often ends with a line break.
@@ -102,7 +105,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Reading:
             # An unexpected error may quote the value, which may be a secret.
             unexpected = f"{written} cannot be read ({type(error).__name__})."
             mistakes.append(str(error) if isinstance(error, ValueError) else unexpected)
-            sources[setting.name] = f"default ({source} value is invalid)"
+            sources[setting.name] = f"{DEFAULT} ({source} value is invalid)"
     # Its default depends on other settings.
     if values["metrics"] is None:
         values["metrics"] = exporters = default_metrics(environ, values["prometheus_port"])

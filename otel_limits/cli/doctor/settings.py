@@ -28,6 +28,7 @@ from otel_limits.quotas.stores import is_shared, open_shared_store, version_prob
 from otel_limits.runtime.wiring import PORT_IS_TAKEN
 from otel_limits.settings.ledgers import default_ledger, ledger_address
 from otel_limits.settings.policy.file import CHANGEABLE, is_changeable, policy_mistakes
+from otel_limits.settings.settings_reader import DEFAULT
 from otel_limits.settings.variables import CONFIGURATION_FILES, OTLP_PREFIX, otlp_protocol
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from otel_limits.cli.doctor.finding import Context
     from otel_limits.core.policy import Policy
     from otel_limits.quotas.store import SharedStore, StorePlace
+    from otel_limits.settings.settings_reader import Reading
     from otel_limits.settings.table import Settings
 
 
@@ -291,12 +293,7 @@ def ledger(context: Context) -> Iterator[Finding]:
     """Report whether the ledger is writable."""
     address = context.settings.ledger
     if address is None:
-        try:
-            used, advice = default_ledger(), ""
-        except ValueError as error:
-            used, advice = "none", str(error)
-        text = f"OTEL_LIMITS_LEDGER is not set; otel-limits run would use {used}."
-        yield skipped("ledger", text, advice)
+        yield skipped("ledger", *_no_ledger(context.reading))
         return
     from otel_limits.ledger.database import write_error
 
@@ -309,6 +306,19 @@ def ledger(context: Context) -> Iterator[Finding]:
             f"Cannot write to {address}: {refusal}.",
             f"Until then, rows are spilled to {address.spills[0]}.spill-*.jsonl.",
         )
+
+
+def _no_ledger(reading: Reading) -> tuple[str, str]:
+    """Return why there is no ledger, and advice."""
+    name = reading.written("ledger")
+    if reading.sources["ledger"] != DEFAULT:
+        problem = "none" if name in reading.given else "invalid"
+        return f"{name} is {problem}, so nothing is recorded.", ""
+    try:
+        used, advice = default_ledger(), ""
+    except ValueError as error:
+        used, advice = "none", str(error)
+    return f"{name} is not set; otel-limits run would use {used}.", advice
 
 
 def spilled(context: Context) -> Iterator[Finding]:

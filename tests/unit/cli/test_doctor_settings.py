@@ -281,6 +281,25 @@ def test_a_ledger_below_a_file_is_a_failure(tmp_path: Path) -> None:
     assert only("ledger", LEDGER=str(tmp_path / "file" / "ledger.db")).status == "FAIL"
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (" ", "OTEL_LIMITS_LEDGER is not set; otel-limits run would use {default}."),
+        ("None", "OTEL_LIMITS_LEDGER is none, so nothing is recorded."),
+        ("mysql://host/db", "OTEL_LIMITS_LEDGER is invalid, so nothing is recorded."),
+    ],
+    ids=["unset", "none", "invalid"],
+)
+def test_missing_ledger_has_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, text: str
+) -> None:
+    """Only an unset one is replaced by `otel-limits run`."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    finding = only("ledger", LEDGER=given)
+    default = tmp_path / "otel-limits" / "ledger.db"
+    assert (finding.status, finding.text) == ("-", text.format(default=default))
+
+
 def test_waiting_rows_are_reported(tmp_path: Path) -> None:
     """With their file and the process that imports them."""
     path = tmp_path / "ledger.db"
