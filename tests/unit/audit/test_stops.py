@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MIXED = Entry(
     calls=[
         Call(model="a", kind="estimated", estimated=True, tools=["search?"]),
-        Call(model="b", kind="interrupted", estimated=True, tools=["fetch?"]),
+        Call(model="b", kind="estimated", estimated=True, tools=["fetch?"]),
     ]
 )
 """It starts at 2025-10-09 09:00:00 UTC, with a call after one second and another after two."""
