@@ -535,8 +535,8 @@ def reset(options: Namespace) -> None:
     event = changed(CONVERSATION_LABEL, key, "reset")
     if not isinstance(store, KeepsConversations) or not store.forget_conversation(key):
         raise ValueError(f"Conversation {key} has just expired.")
-    record(ledger, event)
-    sys.stdout.write(f"Reset conversation {key}.\n")
+    recorded = record(ledger, event)
+    sys.stdout.write(f"Reset conversation {key}.\n{recorded}\n")
 
 
 def conversation_in(store: SharedStore, text: str) -> str:
@@ -582,7 +582,7 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
     withdrawn = store.change(quota.count(key, store.now()), change)
     if row.nothing and not withdrawn:
         raise ValueError(f"{key.shown} of quota {quota.name!r} {row.nothing}.")
-    record(ledger, event)
+    recorded = record(ledger, event)
     sentence = row.done.format(
         key=key.shown,
         quota=quota.name,
@@ -590,7 +590,7 @@ def change_key(row: ChangeCommand, options: Namespace) -> None:
         until="" if until is None else f" until {shown_time(until)}",
         grants=pluralize(withdrawn, "grant", "grants"),
     )
-    sys.stdout.write(f"{sentence}\n")
+    sys.stdout.write(f"{sentence}\n{recorded}\n")
 
 
 def named(store: SharedStore, known: list[Quota], options: Namespace) -> tuple[Quota, Key]:
@@ -645,16 +645,25 @@ def changed(quota: str, key: str, change: Name, **more: Any) -> QuotaGrant:
     )
 
 
-def record(address: Address | None, event: QuotaGrant) -> None:
-    """Publish the event and record it in the ledger."""
+def record(address: Address | None, event: QuotaGrant) -> str:
+    """Publish the event and record it in the ledger; return where it is recorded."""
     from otel_limits.runs.registry import LIVE
 
     # For observers of this process; other processes learn of the change from the store.
     LIVE.observers.publish(event)
-    if address is not None:
-        from otel_limits.observers.ledger import LedgerObserver
+    if address is None:
+        return "Not recorded: OTEL_LIMITS_LEDGER is none."
+    from otel_limits.observers.ledger import LedgerObserver
 
-        ledger = LedgerObserver(address)
-        # Through the observer, so there is one way to write the row.
-        ledger(event)
-        ledger.close()
+    ledger = LedgerObserver(address)
+    # Through the observer, so there is one way to write the row.
+    ledger(event)
+    ledger.close()
+    if ledger.writer.dropped_rows:
+        return f"Not recorded: neither the ledger {address} nor a spill file is writable."
+    if ledger.writer.has_spilled:
+        return (
+            "Recorded in a spill file, which the next process that writes to the ledger "
+            f"{address} imports."
+        )
+    return f"Recorded in the ledger {address}."

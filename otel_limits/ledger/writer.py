@@ -113,6 +113,11 @@ class Writer:
         """Rows that neither the database nor a spill file accepted."""
         return self._pending.dropped_rows
 
+    @property
+    def has_spilled(self) -> bool:
+        """Whether rows are in a spill file, because the database did not accept them."""
+        return self._pending.has_spilled
+
     # --- called by agents ------------------------------------------------------------------------
 
     def put(self, rows: Rows) -> None:
@@ -460,11 +465,16 @@ class PendingRows:
             self._taken_back = spills
             self.changed.notify_all()
 
+    @property
+    def has_spilled(self) -> bool:
+        """Whether a spill is not restored to the database."""
+        return self._taken_back < self.spills
+
     def wait_until_restored(self, seconds: float) -> None:
         """Wait until spilled rows are in the database, at most `seconds`."""
         with self.changed:
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self._taken_back >= self.spills, seconds)
+            self.changed.wait_for(lambda: not self.has_spilled, seconds)
 
     def give_up(self) -> None:
         """Drop the waiting rows."""

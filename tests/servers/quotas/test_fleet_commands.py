@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -273,9 +274,9 @@ def test_grant_admits_more_calls_until_it_expires(used: Any, run: Run, events: l
     """It is published as an event, with its author."""
     assert used("go").stop_reason == "quota_exceeded"
     status, out, _ = run("quotas", "grant", "daily", "1", "--until", "2999-12-31T23:00+01:00")
-    assert (status, out) == (
+    assert (status, out.splitlines()[0]) == (
         0,
-        "Raised the limit of (all) in quota 'daily' by 1 model call until 2999-12-31T22:00:00Z.\n",
+        "Raised the limit of (all) in quota 'daily' by 1 model call until 2999-12-31T22:00:00Z.",
     )
     assert [used("go").stop_reason for _ in range(2)] == ["end_turn", "quota_exceeded"]
     (grant,) = (fact for fact in events if isinstance(fact, QuotaGrant))
@@ -332,7 +333,7 @@ def test_change_by_a_user_without_a_name_is_recorded(
 def test_a_reset_counts_from_0_again(used: Any, run: Run, events: list[Event]) -> None:
     """It is published too, and every process continues from 0."""
     status, out, _ = run("quotas", "reset", "daily")
-    assert (status, out) == (0, "Reset (all) of quota 'daily'.\n")
+    assert (status, out.splitlines()[0]) == (0, "Reset (all) of quota 'daily'.")
     assert [used("go").stop_reason for _ in range(3)] == ["end_turn", "end_turn", "quota_exceeded"]
     (reset,) = (fact for fact in events if isinstance(fact, QuotaGrant))
     assert (reset.change, reset.amount, reset.until) == ("reset", 0, None)
@@ -357,6 +358,44 @@ def test_grant_and_reset_are_recorded_in_the_ledger(
     assert grant["until"].startswith("2999-01-01T00:00:00")
     assert "@" in grant["by"]
     assert (reset["quota"], reset["change"], reset["amount"]) == ("daily", "reset", None)
+
+
+DATABASE = "postgresql://joe:secret@127.0.0.1:1/db"
+SPILLED = "Recorded in a spill file, which the next process that writes to the ledger"
+
+RECORDED = {
+    "default": ("data", "", "Recorded in the ledger {path}/data/otel-limits/ledger.db."),
+    "none": ("data", "none", "Not recorded: OTEL_LIMITS_LEDGER is none."),
+    "unavailable": (
+        "data",
+        DATABASE,
+        f"{SPILLED} postgresql+psycopg://joe:***@127.0.0.1:1/db imports.",
+    ),
+    "unwritable": (
+        "file/data",
+        "{path}/file/ledger.db",
+        "Not recorded: neither the ledger {path}/file/ledger.db nor a spill file is writable.",
+    ),
+}
+"""The directory of spill files and OTEL_LIMITS_LEDGER, and where a change is recorded."""
+
+
+@pytest.mark.usefixtures("used", "faulty")
+@pytest.mark.parametrize("case", RECORDED)
+def test_change_prints_where_it_is_recorded(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """The change itself is made in each case, and only an operator can note it elsewhere."""
+    directory, ledger, sentence = RECORDED[case]
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / directory))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / directory))
+    monkeypatch.setenv("OTEL_LIMITS_LEDGER", ledger.format(path=tmp_path))
+    status, out, _ = run("quotas", "reset", "daily")
+    assert (status, out.splitlines()) == (
+        0,
+        ["Reset (all) of quota 'daily'.", sentence.format(path=tmp_path)],
+    )
 
 
 def test_change_is_refused_when_its_ledger_is_unusable(
@@ -441,7 +480,8 @@ def test_the_policy_file_can_be_an_option(
     monkeypatch.delenv("OTEL_LIMITS_POLICY")
     assert "daily" in run("quotas", "--policy", path)[1]
     for words in (("--policy", path, "reset", "daily"), ("reset", "daily", "--policy", path)):
-        assert run("quotas", *words)[:2] == (0, "Reset (all) of quota 'daily'.\n")
+        status, out, _ = run("quotas", *words)
+        assert (status, out.splitlines()[0]) == (0, "Reset (all) of quota 'daily'.")
 
 
 def test_without_a_policy_there_is_nothing_to_show(
@@ -508,7 +548,7 @@ def test_revoke_removes_a_grant(used: Any, run: Run) -> None:
     run("quotas", "grant", "daily", "5", "--until", "2999-01-01")
     assert used("go").stop_reason == "end_turn"
     status, out, _ = run("quotas", "revoke", "daily")
-    assert (status, out) == (0, "Revoked 1 grant of (all) in quota 'daily'.\n")
+    assert (status, out.splitlines()[0]) == (0, "Revoked 1 grant of (all) in quota 'daily'.")
     assert used("go").stop_reason == "quota_exceeded"
     status, _, said = run("quotas", "revoke", "daily")
     assert status == 2
@@ -978,7 +1018,10 @@ def test_conversation_is_reset_by_the_beginning_of_its_hash(
     """The ledger records who did it."""
     monkeypatch.setenv("OTEL_LIMITS_LEDGER", str(tmp_path / "ledger.db"))
     status, out, _ = run("quotas", "reset", "--conversation", "33333333")
-    assert (status, out) == (0, f"Reset conversation {'3' * 32}.\n")
+    assert (status, out.splitlines()) == (
+        0,
+        [f"Reset conversation {'3' * 32}.", f"Recorded in the ledger {tmp_path}/ledger.db."],
+    )
     rows = json.loads(run("quotas", "--format", "json")[1])["conversations"]
     assert [row["conversation"][0] for row in rows] == ["4", "1", "2"]
     (grant,) = json.loads(run("audit", "grants", "--format", "json")[1])["grants"]
