@@ -330,14 +330,15 @@ class ModelCallInProgress(ABC):
     answers: list[Any] = field(default_factory=list, kw_only=True)
     """The answer to each call."""
     unsent: list[InFlightCall] = field(default_factory=list, kw_only=True)
-    """Calls that were never sent, e.g. because a cache of the framework has answered them."""
+    """Calls that are not sent, e.g. because a cache of the framework has answered them, or because
+    another one of the same request was refused."""
     has_ended: bool = field(default=False, kw_only=True)
     failed_last: Verdict | None = field(default=None, kw_only=True)
     """The halt, if the model's last answer cannot be the agent's."""
     given: int = field(default=0, kw_only=True)
     """How many of its calls are those of requests within this one."""
-    is_admitted: bool = field(default=False, kw_only=True)
-    """True if it is the outer request's call."""
+    taken: list[InFlightCall] = field(default_factory=list, kw_only=True)
+    """Those of its calls that are the outer request's, and were admitted with it."""
     within: EnclosingCall | None = field(default=None, kw_only=True)
     """Its entry for the model's own requests and spans."""
     is_unread: bool = field(default=False, kw_only=True)
@@ -364,7 +365,7 @@ class ModelCallInProgress(ABC):
         call = suppress_errors("binding")(request.describe)() or InFlightCall(UNKNOWN_MODEL)
         outer = request.outer
         if outer is not None and (given := outer.give_calls([call])):
-            request.calls, request.is_admitted = given, True
+            request.calls = request.taken = given
             return request
         request.calls = [call]
         if invocation is not None:
@@ -484,18 +485,22 @@ class ModelCallInProgress(ABC):
         """Return which calls of this one a request within it is; `calls` describe them better.
 
         A class that calls its parent's method, or another model, makes one call to the model
-        further in. Calls of the outer one after it, such as a fallback, are other calls, which
-        help to answer it and share its turn.
+        further in. Calls of the outer one after it, such as a fallback, and further ones of the
+        same request are other calls, which help to answer it and share its turn.
         """
         given = self.calls[self.given : self.given + len(calls)]
         self.given += len(given)
         for own, call in zip(given, calls, strict=False):
             own.model, own.provider, own.terms = call.model, call.provider, call.terms
-        if not given:
-            first = self.calls[0]
-            for call in calls:
-                call.around, call.formats_answer = first.owner_of_turn, first.formats_answer
+        first = (given or self.calls)[0]
+        for call in calls[len(given) :]:
+            call.around, call.formats_answer = first.owner_of_turn, first.formats_answer
         return given
+
+    @property
+    def own_calls(self) -> list[InFlightCall]:
+        """Its calls that are not the outer request's."""
+        return [each for each in self.calls if each not in self.taken]
 
     def wait(self) -> Wait:
         """Return a wait that a deadline or a kill ends."""
@@ -538,41 +543,50 @@ class ModelCallInProgress(ABC):
         Raises:
             LimitReachedError: It is a side call, and refused.
         """
-        invocation = self.invocation
-        if invocation is None or self.is_admitted:
-            self._admit_side_calls()
+        if not (calls := self.own_calls):
+            return None
+        if (invocation := self.invocation) is None:
+            self._admit_side_calls(calls)
             return None
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         had_ended = self.run.finished  # a thread continues it
         refusal = await invocation.admit_calls(
-            self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
+            calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
         )
         return refusal or self._opened(invocation, had_ended=had_ended)
 
     def admit_blocking(self) -> Refusal | None:
         """Do the same as `admit` in a thread that may block."""
-        invocation = self.invocation
-        if invocation is None or self.is_admitted:
-            self._admit_side_calls()
+        if not (calls := self.own_calls):
+            return None
+        if (invocation := self.invocation) is None:
+            self._admit_side_calls(calls)
             return None
         if (refusal := self._prepare(invocation)) is not None:
             return refusal
         can_ask = self.can_ask and self.outer is None  # a model within a model only raises
         had_ended = self.run.finished
         refusal = invocation.admit_calls_blocking(
-            self.calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
+            calls, invocation.attributes, obstacle=self.obstacle, can_ask=can_ask
         )
         return refusal or self._opened(invocation, had_ended=had_ended)
 
-    def _admit_side_calls(self) -> None:
-        if not self.is_admitted:
-            for call in self.calls:
+    def _admit_side_calls(self, calls: Sequence[InFlightCall]) -> None:
+        try:
+            for call in calls:
                 admit_side_call(self.run, call)
-                self.run.calls.open(call)
+        except LimitReachedError:
+            for call in self.calls:  # none is sent
+                self.run.calls.release(call)
+            raise
+        for call in calls:
+            self.run.calls.open(call)
 
     def _prepare(self, invocation: InvocationInProgress) -> Refusal | None:
+        if self.outer is not None:
+            self.outer.unsent += self.taken  # until the others are admitted, too
         if (
             end := invocation.end
         ) is not None and invocation.verdict is None:  # of what it continues
@@ -589,7 +603,7 @@ class ModelCallInProgress(ABC):
         if had_ended or not self.run.finished or self.run.released or self.run.evicted:
             self._begin(invocation)
             return None
-        invocation.release_all(self.calls)
+        invocation.release_all(self.own_calls)
         if invocation.verdict is not None:
             return Refusal(invocation.verdict)
         # Not an `Exception`, after which the code around the call would try again.
@@ -597,7 +611,9 @@ class ModelCallInProgress(ABC):
 
     def note_sent(self) -> None:
         """Note that the calls are sent, in a new cycle of the agent's loop."""
-        for call in self.calls:
+        if self.outer is not None:
+            self.outer.unsent = [each for each in self.outer.unsent if each not in self.taken]
+        for call in self.own_calls:
             self.run.calls.open(call)
         self.run.cycle()
 
@@ -668,12 +684,13 @@ class ModelCallInProgress(ABC):
         self.has_ended = True
         if error is not None:
             self._note_failure(error)
-        for number, call in enumerate(self.calls):
-            if call.is_open and call in self.unsent:
+        for call in self.unsent:
+            if call.is_open:
                 self.run.calls.release(call)
                 if self.invocation is not None:
                     await self.invocation.settle_quotas(call.id)
-            elif call.is_open:
+        for number, call in enumerate(self.calls):
+            if call.is_open:
                 self._write_span(call, error)
                 if self.invocation is None:
                     settle_call(self.run, call, error)
@@ -688,12 +705,13 @@ class ModelCallInProgress(ABC):
         self.has_ended = True
         if error is not None:
             self._note_failure(error)
-        for number, call in enumerate(self.calls):
-            if call.is_open and call in self.unsent:
+        for call in self.unsent:
+            if call.is_open:
                 self.run.calls.release(call)
                 if self.invocation is not None and self.invocation.gate is not None:
                     wait_for(self.invocation.settle_quotas(call.id))
-            elif call.is_open:
+        for number, call in enumerate(self.calls):
+            if call.is_open:
                 self._write_span(call, error)
                 if self.invocation is None:
                     settle_call(self.run, call, error)
@@ -746,8 +764,9 @@ class ModelCallInProgress(ABC):
 
     def replace_call(self, call: InFlightCall) -> None:
         """Note which of the calls with the same turn was answered last."""
-        owner = call.owner_of_turn
-        self.calls = [call if each.owner_of_turn is owner else each for each in self.calls]
+        if call not in self.calls:
+            owners = [each.owner_of_turn for each in self.calls]
+            self.calls[owners.index(call.owner_of_turn)] = call
 
     def _used(self, number: int, error: BaseException | None) -> Any:
         """Return the answer that the agent got, as far as it has read it; `None` if none."""

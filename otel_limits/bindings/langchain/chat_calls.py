@@ -148,11 +148,10 @@ def _read(
     told |= {"rest": rest, "keyword": keyword, "options": options, "has_several": has_several}
     if isinstance(outer, ChatRequest):
         told["formats"] = outer.formats
-    given = [] if outer is None else outer.give_calls(calls)  # as `invoke` within `stream`
-    if given:
-        return ChatRequest(run, invocation, given, is_admitted=True, **told)
+    taken = [] if outer is None else outer.give_calls(calls)  # as `invoke` within `stream`
+    calls[: len(taken)] = taken
     if invocation is not None:
-        for call, each in zip(calls, conversations, strict=True):
+        for call, each in list(zip(calls, conversations, strict=True))[len(taken) :]:
             call.id = str(next(IDS))
             invocation.end_turns_before(each)
     if invocation is not None and outer is None:
@@ -160,9 +159,8 @@ def _read(
         # Once, so that limits see a loop of answers without the form.
         calls[0].formats_answer = told["formats"] and not invocation.has_asked_for_form
         invocation.has_asked_for_form = invocation.has_asked_for_form or told["formats"]
-    return ChatRequest(
-        run, invocation, calls, can_ask=invocation is not None and invocation.can_ask, **told
-    )
+    told["can_ask"] = invocation is not None and invocation.can_ask
+    return ChatRequest(run, invocation, calls, taken=taken, **told)
 
 
 # Wrappers of the methods that other code calls, and of those that they call in turn.
@@ -326,6 +324,17 @@ class ChatRequest(ModelCallInProgress):
         ]
 
     # --- the end ----------------------------------------------------------------------------------
+
+    def verdict_after(self, error: BaseException) -> Verdict | None:
+        """Return the halt, also of a request within that LangChain has ended with another error.
+
+        Its `agenerate` expects only exceptions that are an `Exception`.
+        """
+        invocation = self.invocation
+        is_lost = self.outer is None and self.given > 0 and isinstance(error, Exception)
+        if is_lost and invocation is not None and invocation.is_refused:
+            return invocation.end
+        return super().verdict_after(error)
 
     def end_with_last(self, answer: Any, text: str) -> None:
         """Keep the text of a message, and mark it."""

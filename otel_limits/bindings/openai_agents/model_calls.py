@@ -88,7 +88,7 @@ def _request(model: Any, *args: Any, **options: Any) -> ModelRequest | None:
             given,
             model=model,
             outer=outer,
-            is_admitted=True,
+            taken=given,
             arguments=arguments,
         )
     call.id = str(next(IDS)) if invocation is not None else ""

@@ -178,7 +178,7 @@ class SentRequest(StrandsRequest):
         """Admit the call, or join that of the outer request."""
         outer: Any = self.outer
         if outer is not None and outer.gives_call_to(self):
-            self.calls, self.is_admitted = [outer.calls[0]], True
+            self.calls = self.taken = [outer.calls[0]]
             self._sent()
             agent = self.invocation.agent_ref() if self.invocation is not None else None
             if (
@@ -244,7 +244,7 @@ class SentRequest(StrandsRequest):
             self.run.calls.open(call)
             # The current span of a side call is that of a tool or of the calling code.
             call.span_id = span_of_call(self.run)
-        elif not self.is_admitted:
+        elif not self.taken:
             context = trace.get_current_span().get_span_context()
             self.run.spans.mark_counted_within(context.span_id)
 
@@ -293,7 +293,7 @@ class SentRequest(StrandsRequest):
         if self.is_whole and isinstance(error, InvocationEndedError):
             error = None
         outer: Any = self.outer
-        if error is None and self.is_admitted and isinstance(outer, SentRequest):
+        if error is None and self.taken and isinstance(outer, SentRequest):
             self.has_ended = self.has_ended or not outer.is_shared
         if self.stage is None or not isinstance(error, LEFT):
             await super().settle(error)

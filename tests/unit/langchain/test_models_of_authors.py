@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import operator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +16,12 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langgraph.graph import START, MessagesState, StateGraph
 
-from otel_limits import ModelCall, enable
-from otel_limits.testing import ScriptedChatModel, fails, says, uses
+from otel_limits import LimitReachedError, ModelCall, enable
+from otel_limits.testing import ScriptedChatModel, endless, fails, says, uses
 from tests.langchain import graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from otel_limits import Event
@@ -285,3 +287,137 @@ def test_second_call_of_an_answer_is_refused_at_another_limit() -> None:
     state = graphs.agent(Drafting(inner=inner)).invoke(graphs.ASK, graphs.STEPS)
     stop = graphs.halt_of(state)
     assert (stop.reason, stop.turns, inner.calls) == ("max_model_calls", 1, 3)
+
+
+class Spreading(Drafting):
+    """A model that requests two answers of another one in one call, and gives the first."""
+
+    def _generate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        return ChatResult(generations=self.inner.generate([messages] * 2).generations[0])
+
+    async def _agenerate(self, messages: Any, *_: Any, **__: Any) -> ChatResult:
+        answers = await self.inner.agenerate([messages] * 2)
+        return ChatResult(generations=answers.generations[0])
+
+
+class Streaming(Spreading):
+    """The same in parts."""
+
+    def _stream(self, messages: Any, *_: Any, **__: Any) -> Iterator[ChatGenerationChunk]:
+        message = self._generate(messages).generations[0].message
+        yield ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))
+
+    async def _astream(self, messages: Any, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        message = (await self._agenerate(messages)).generations[0].message
+        yield ChatGenerationChunk(message=AIMessageChunk(**message.model_dump(exclude={"type"})))
+
+
+def answer_in_parts(model: Any, given: Any) -> Any:
+    """`stream`."""
+    return functools.reduce(operator.add, model.stream(given))
+
+
+async def answer_in_async_parts(model: Any, given: Any) -> Any:
+    """`astream`."""
+    return functools.reduce(operator.add, [each async for each in model.astream(given)])
+
+
+ANSWERS: dict[str, Callable[[Any, Any], Any]] = {
+    "invoke": lambda model, given: model.invoke(given),
+    "ainvoke": lambda model, given: asyncio.run(model.ainvoke(given)),
+    "stream": answer_in_parts,
+    "astream": lambda model, given: asyncio.run(answer_in_async_parts(model, given)),
+}
+
+
+def endless_graph(model: Any, way: str) -> Any:
+    """A graph that calls a model in each step."""
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("node", lambda state: {"messages": [ANSWERS[way](model, state["messages"])]})
+    graph.add_edge(START, "node")
+    graph.add_edge("node", "node")
+    return graph.compile(name="boss")
+
+
+@pytest.mark.parametrize("way", ANSWERS)
+def test_conversations_of_one_call_count_each(way: str, events: list[Event]) -> None:
+    """A model may hand one conversation on as two, whose answers are one turn."""
+    enable(max_turns=3, observers=[events.append])
+    inner = ScriptedChatModel(endless(says("more")))
+    state = endless_graph(Streaming(inner=inner), way).invoke(graphs.ASK, graphs.STEPS)
+    stop = graphs.halt_of(state)
+    assert (stop.reason, stop.turns, stop.model_calls, inner.calls) == ("max_turns", 3, 6, 6)
+    measured = [each.usage.total for each in events if isinstance(each, ModelCall)]
+    assert len(measured) == 6
+    assert stop.usage.total == sum(measured)
+
+
+@pytest.mark.parametrize("way", ANSWERS)
+def test_call_for_too_many_conversations_is_not_sent(way: str, events: list[Event]) -> None:
+    """The limit refuses all of them if it has no room for the second one."""
+    enable(max_model_calls=3, observers=[events.append])
+    inner = ScriptedChatModel(endless(says("more")))
+    state = endless_graph(Streaming(inner=inner), way).invoke(graphs.ASK, graphs.STEPS)
+    stop = graphs.halt_of(state)
+    assert (stop.reason, stop.turns, inner.calls) == ("max_model_calls", 1, 2)
+    assert len([each for each in events if isinstance(each, ModelCall)]) == stop.model_calls == 2
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke"])
+def test_quota_takes_nothing_for_conversations_that_it_refuses(
+    way: str, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of it is left for other agents."""
+    policy = tmp_path / "limits.yaml"
+    policy.write_text("quotas: {calls: {model_calls: 3, window: P1D}}")
+    monkeypatch.setenv("OTEL_LIMITS_POLICY", str(policy))
+    enable(observers=[events.append])
+    inner, other = ScriptedChatModel(endless(says("more"))), graphs.looping()
+    state = endless_graph(Spreading(inner=inner), way).invoke(graphs.ASK, graphs.STEPS)
+    assert (graphs.halt_of(state).reason, inner.calls) == ("quota_exceeded", 2)
+    graphs.agent(other).invoke(graphs.ASK, graphs.STEPS)
+    assert other.calls == 1
+    assert len([each for each in events if isinstance(each, ModelCall)]) == 3
+
+
+def test_conversations_that_are_handed_on_again_count_once(events: list[Event]) -> None:
+    """However many models are between the one that answers and that of the graph."""
+    enable(max_turns=2, observers=[events.append])
+    inner = ScriptedChatModel(endless(says("more")))
+    model = Relaying(inner=Spreading(inner=Relaying(inner=inner)))
+    stop = graphs.halt_of(endless_graph(model, "invoke").invoke(graphs.ASK, graphs.STEPS))
+    assert (stop.turns, stop.model_calls, inner.calls) == (2, 4, 4)
+    called = [each.kind for each in events if isinstance(each, ModelCall)]
+    assert called == ["measured"] * 4
+
+
+def hand_on_both(inner: Any) -> None:
+    """Request one answer, for which a model requests two."""
+    Spreading(inner=inner).invoke("both")
+
+
+def request_both(inner: Any) -> None:
+    """Request two answers."""
+    inner.generate([[AIMessage("a")], [AIMessage("b")]])
+
+
+@pytest.mark.parametrize("both", [hand_on_both, request_both])
+def test_tool_can_call_again_after_too_many_conversations(
+    both: Callable[[Any], None], events: list[Event]
+) -> None:
+    """A refused side call leaves its share, also of a conversation that the limit had room for."""
+    inner = ScriptedChatModel(endless(says("more")))
+
+    def summarize() -> str:
+        """Summarize."""
+        with pytest.raises(LimitReachedError):
+            both(inner)
+        assert inner.calls == 0
+        return str(inner.invoke("one").text)
+
+    enable(max_model_calls=2, observers=[events.append])
+    model = ScriptedChatModel(endless(uses("summarize")))
+    state = graphs.agent(model, summarize).invoke(graphs.ASK, graphs.STEPS)
+    stop = graphs.halt_of(state)
+    assert (stop.reason, stop.model_calls, inner.calls) == ("max_model_calls", 2, 1)
+    assert len([each for each in events if isinstance(each, ModelCall)]) == 2
