@@ -121,7 +121,7 @@ def _read(
     is_own: bool = False,
     has_several: bool = False,
 ) -> ChatRequest | None:
-    """Describe the model calls of a request; `None` if they belong to no invocation.
+    """Describe the model calls of a request; `None` if it has none, or they have no invocation.
 
     Args:
         model: The model.
@@ -136,7 +136,7 @@ def _read(
     given, rest = (options[keyword], ()) if keyword else (args[0], args[1:])
     messages = list(given) if has_several else [given]
     invocation, run = requester_of_task(GraphInvocation)
-    if run is None:
+    if run is None or not messages:
         return None
     if is_own and UNREAD.get() is model:
         invocation = None

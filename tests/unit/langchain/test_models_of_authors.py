@@ -171,6 +171,18 @@ def test_two_prompts_are_two_calls(events: list[Event]) -> None:
     assert len([each for each in events if isinstance(each, ModelCall)]) == len(model.calls) == 2
 
 
+def test_request_without_conversations_is_no_call(events: list[Event]) -> None:
+    """Nothing is sent, and the model is not called."""
+    enable(max_model_calls=9, observers=[events.append])
+    model = ScriptedChatModel([says("never")])
+    graph = StateGraph(MessagesState)
+    graph.add_node("node", lambda _: {"messages": [AIMessage(str(model.generate([]).generations))]})
+    graph.add_edge(START, "node")
+    state = graph.compile(name="boss").invoke({"messages": []})
+    assert state["messages"][-1].text == "[]"
+    assert not [each for each in events if isinstance(each, ModelCall)]
+
+
 @pytest.mark.filterwarnings("ignore:Field name")
 def test_field_or_static_method_of_that_name_stays(events: list[Event]) -> None:
     """It is not a method of LangChain, and the model is limited without it."""
