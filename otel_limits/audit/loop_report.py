@@ -271,7 +271,7 @@ def failures_table(rows: Iterable[Any]) -> Table:
         ],
         note="Each of these invocations had the same input and failed in the same way as the one "
         "before in its conversation: an application called the agent again. Imported spans do not "
-        "show that. None is listed with a selected tool.",
+        "show that. With a selected tool, the table is empty.",
     )
 
 
